@@ -116,12 +116,7 @@ EVENTS: tuple[Column, ...] = (
         "not a sample",
     ),
     Column(
-        "args",
-        pl.String,
-        "",
-        "the arguments' JSON text, verbatim",
-        "no arguments",
-        on_request=True,
+        "args", pl.String, "", "the arguments' JSON text, verbatim", "no arguments", on_request=True
     ),
     Column(
         "input_dims",

@@ -142,6 +142,14 @@ def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
         ),
         (annotated("DistributedDataParallel.forward", launches=True), "FSDP", "thread"),
         (annotated("## backward ##", launches=True), "## backward ##", "thread"),
+        (annotated("WritePlotFile", launches=True), "WritePlotFile less often", "CUDA graphs"),
+        (annotated("PME mesh"), "-pme gpu", "thread"),
+        (annotated("EXECUTE_SLOW"), "%%cudf.pandas.profile", "thread"),
+        (
+            python("a/func_graph.py(9): func_graph_from_py_func", "train.py(88): train_step"),
+            "reduce_retracing=True",
+            "faster",
+        ),
         (lambda _: [], "with_stack=True", "thread"),
     ],
 )
@@ -151,6 +159,62 @@ def test_host_code_gets_the_advice_of_what_runs(
     one = first(loop(between), "host-code")
     assert part in one.advice
     assert never not in one.advice
+
+
+def test_tracing_is_named_and_work_that_moves_to_the_gpu_has_no_gain() -> None:
+    frames = python("a/func_graph.py(9): func_graph_from_py_func", "train.py(88): train_step")
+    one = first(loop(frames), "host-code")
+    assert "TensorFlow traces train_step (train.py:88)" in one.title
+    assert one.gain_basis == "replay"
+    moves = first(loop(annotated("PME mesh")), "host-code")
+    assert (moves.gain_basis, moves.severity) == ("bound", "critical")
+
+
+def test_a_call_that_cudf_leaves_to_pandas_is_one_finding_with_its_copies() -> None:
+    def between(at: int) -> Rows:
+        copies = (
+            ("Memcpy DtoH (Device -> Pageable)", 5),
+            ("Memcpy HtoD (Pageable -> Device)", 400),
+        )
+        ranges = (("DataFrame.apply", 0, 500), ("EXECUTE_SLOW", 60, 330))
+        return [
+            *(host("nvtx", name, (at + begin) * US, us * US) for name, begin, us in ranges),
+            *(device(copy, (at + after) * US, 50 * US) | {"kind": "gpu_memcpy"}
+              for copy, after in copies),
+        ]  # fmt: skip
+
+    one = first(loop(between), "host-code")
+    assert "DataFrame.apply" in one.title
+    assert [effect.id for effect in one.effects] == ["exposed-copies"]
+    assert one.cost_ns is not None
+    assert one.cost_ns > 350 * US
+
+
+@pytest.mark.parametrize(("us", "is_slow"), [(480, True), (100, False)])
+def test_an_operator_that_takes_long_before_its_launch(us: int, *, is_slow: bool) -> None:
+    rows = []
+    for i in range(40):
+        at = i * (50 + us) * US
+        rows += [
+            host("cpu_op", "aten::sdpa", at, us * US),
+            host("xpu_runtime", "urEnqueueKernelLaunch", at + (us - 5) * US, 4 * US, correlation=i),
+            device(GEMM, at + us * US, 49 * US, correlation=i),
+        ]
+    one = first(trace(rows), "launch-bound")
+    assert ("aten::sdpa before its launch" in one.title) == is_slow
+    assert ("equal from call to call" in one.advice) == is_slow
+    assert "graph" not in one.advice.replace("a compiled graph", "")
+
+
+@pytest.mark.parametrize(("frac", "place"), [(0.9, "ggml_vec_dot"), (0.4, "")])
+def test_samples_name_host_code_without_other_places(frac: float, place: str) -> None:
+    columns = ("innermost", "own_code", "called", "annotation", "phase", "before", "rival", "step")
+    row = dict.fromkeys(columns) | {"cause_ns": 9, "sampled": "ggml_vec_dot", "sampled_frac": frac}
+    gaps = pl.DataFrame([row] * 3)
+    assert activities.of_gaps(gaps, gaps.clear()).place == place
+    assert not activities.of_gaps(gaps).place
+    named = gaps.with_columns(innermost=pl.lit("aten::flip"))
+    assert activities.of_gaps(named, gaps.clear()).place == "aten::flip"
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

@@ -147,10 +147,7 @@ def _by_name(
     place = result.place(most)
     return Measured(
         title=f"{what}, mostly {most}: {time.share(total)}{launched_by(place)}.",
-        evidence=(
-            f"{format_count(int(rows['n'].sum()), 'call')} {of_calls}.",
-            *called_from(place),
-        ),
+        evidence=(f"{format_count(int(rows['n'].sum()), 'call')} {of_calls}.", *called_from(place)),
         advice=advice,
         total_ns=total,
         confidence=confidence,
@@ -221,6 +218,11 @@ _FUSE_ATTENTION = (
     "and does not store the score matrix."
 )
 
+_OF_XLA = (
+    "Use fused attention in float16 or bfloat16 (TensorFlow: keras.config.enable_flash_attention() "
+    'of Keras 3; JAX: jax.nn.dot_product_attention(implementation="cudnn")).'
+)
+
 
 @rule(
     "kernels",
@@ -245,7 +247,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
             f"Device time: {each}.",
             _fused_attention(result, time),
         ),
-        advice=_MATH_ADVICE if math else _FUSE_ATTENTION,
+        advice=_MATH_ADVICE if math else _OF_XLA if answers.program.xla else _FUSE_ATTENTION,
         total_ns=total,
         confidence="high" if known else "medium",
     )

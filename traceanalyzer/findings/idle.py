@@ -100,7 +100,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
     if cause in _GROWING and (grown := _growing(losses, time, ranks)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
-    waits_for = result.activity(cause).wait if cause == causes.HOST_CODE else None
+    code = result.activity(causes.HOST_CODE)
+    waits_for = code.wait if cause == causes.HOST_CODE else None
+    moves = cause == causes.HOST_CODE and code.moves_to_gpu  # the GPU takes time for it, too
     unsure = result.coverage.work_lost or alone
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
@@ -114,7 +116,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         confidence="low" if unsure else _confidence(cause, result, known),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
-        intervals=intervals_of(losses),
+        intervals=None if moves else intervals_of(losses),
         ranks=ranks if of_host and (slow or slower) else (),
         explained=_explained(cause, result, answers, losses, slow),
     )

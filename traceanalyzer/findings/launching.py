@@ -38,7 +38,7 @@ _LEAST_SYNCHRONISED = 0.05
 
 def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
-    if result.program.blocking:
+    if result.program.blocking or result.slow_operator[0]:
         return result.advice(causes.LAUNCH)
     place, share = _waiting_place(launches)
     one = result.activity(causes.LAUNCH)
@@ -179,7 +179,7 @@ def _equal_launches(result: Launches) -> str:
 
 def _graph_advice(launches: Launches, program: Api) -> str:
     """Return advice to replay steps of equal launches as CUDA graphs."""
-    if program.framework or not _equal_launches(launches):
+    if program.framework or program.xpu or not _equal_launches(launches):
         return ""
     how = "a CUDA graph captured once (cudaStreamBeginCapture)"
     if program.pytorch:

@@ -164,15 +164,16 @@ class Answers:
 
     @cached_property
     def reads_copies(self) -> bool:
-        """Whether host code follows copies to the host that the same line of own code makes."""
+        """Whether host code follows copies to the host that the same code or call makes."""
         idle, copying = self.of(GpuIdle), self.place(MEMORY).get("code")
-        if idle is None or not copying or self.on_cpu:
+        if idle is None or self.on_cpu:
             return False
         one = idle.activity(causes.HOST_CODE)
         code, copies = (
             int(self.time.of_cause(cause)["lost_ns"].sum()) for cause in (causes.HOST_CODE, COPIES)
         )
-        return one.frame == copying and "DtoH" in one.after and code > copies
+        same = bool(copying) and one.frame == copying
+        return (same or one.falls_back) and "DtoH" in one.after and code > copies
 
     @cached_property
     def program(self) -> Program:

@@ -21,12 +21,7 @@ import polars as pl
 
 from traceanalyzer import errors
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
-from traceanalyzer.errors import (
-    InputError,
-    MalformedInput,
-    MissingData,
-    OptionError,
-)
+from traceanalyzer.errors import InputError, MalformedInput, MissingData, OptionError
 from traceanalyzer.parsers.source import size_of
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each, ranks_of_series

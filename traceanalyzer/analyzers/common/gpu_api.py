@@ -79,6 +79,7 @@ class Api:
         maps_memory: whether it maps memory, as PyTorch's allocator does with expandable segments.
         xla: whether XLA's kernels were recorded, or JAX's or TensorFlow's profiler wrote the file.
         cupy: whether kernels of CuPy were recorded.
+        xpu: whether calls of Intel's runtime were recorded.
         null_stream: whether copies on other streams are known to wait for the null stream.
     """
 
@@ -90,6 +91,7 @@ class Api:
     maps_memory: bool = False
     xla: bool = False
     cupy: bool = False
+    xpu: bool = False
     null_stream: bool = False
 
     @property
@@ -99,6 +101,8 @@ class Api:
 
     def named(self, advice: str) -> str:
         """Return advice with the names of this API."""
+        if self.xpu:
+            advice = advice.replace("CUDA graphs, ", "").replace(", CUDA graphs", "")
         return in_hip(advice) if self.hip else advice
 
 
@@ -109,6 +113,7 @@ def api_of(trace: Trace) -> Api:
         *(uses_hip(meta, names), uses_pytorch(meta, names), trains(names)),
         xla=meta.is_xla or bool(matching(names, [_OF_XLA])),
         cupy=bool(matching(names, ["^cupyx?_"])),
+        xpu=bool(matching(names, ["^(?:ur|ze)[A-Z]"])),
     )
 
 

@@ -364,5 +364,5 @@ def _boxes(
             pl.Series("base", total[1] if len(total) > 1 else [None] * size, pl.Float64),
         ]
     ).with_columns(
-        name=pl.when(pl.col("hidden") > 0).then(label).otherwise(pl.col("name").fill_null("")),
+        name=pl.when(pl.col("hidden") > 0).then(label).otherwise(pl.col("name").fill_null(""))
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -39,6 +39,7 @@ _COPIES = re.compile(r"(?i)memcpy|aten::copy_$")
 _EVENT = re.compile(r"(?i)EventSynchronize")
 #: Names of functions that load a model or read data, and do not save.
 _LOADS = re.compile(r"(?i)load|read|from_pretrained|restore")
+_WRITES = re.compile(r"(?:^|[ _.:])(?:write|save|dump)|(?:Write|Save|Dump)(?:[A-Z_ ]|$)")
 _SAVES = re.compile(r"(?i)save|write|store|sync|dump|export")
 
 
@@ -57,6 +58,7 @@ class Activity:
         after: the device work before the gap.
         rival: another Python thread that runs meanwhile, and keeps the host from launching.
         pauses: single long gaps at any place, as a phrase: ``up to 61 ms on one rank at a time``.
+        sampled: the place, if only samples show it: a function of a program or library.
     """
 
     place: str = ""
@@ -67,6 +69,7 @@ class Activity:
     after: str = ""
     rival: str = ""
     pauses: str = ""
+    sampled: str = ""
 
     @property
     def wait(self) -> str | None:
@@ -98,7 +101,17 @@ class Activity:
     @property
     def is_operator(self) -> bool:
         """Whether it is an operator, which launches nothing in a gap: it computes on the CPU."""
-        return bool(re.match(causes.COMPUTES, self.place))
+        return not self.sampled and bool(re.match(causes.COMPUTES, self.place))
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether cudf.pandas runs a call in pandas, with copies of its data."""
+        return self.place == _FALLBACK
+
+    @property
+    def moves_to_gpu(self) -> bool:
+        """Whether an option of the program moves this work to the GPU, which then runs it."""
+        return bool(re.search(f"{_OF_PME}|{_OF_LAYERS}", self.place))
 
     @property
     def steps_on_cpu(self) -> bool:
@@ -119,6 +132,8 @@ class Activity:
         If your own code calls it through a library: ``recv_into inside run.log, step (train.py:5)``
         """
         place = frame_text(self.place or self.frame) + " (CPU operator)" * self.is_operator
+        if self.falls_back and self.phase:
+            place = f"{self.phase} in pandas ({self.place})"
         if self.called not in ("", self.place):
             place += f" inside {frame_text(self.called)}"
         named = self.place == "" or self.called or self.wait or self.is_operator
@@ -149,9 +164,37 @@ def of_gaps(gaps: pl.DataFrame, pauses: pl.DataFrame | None = None) -> Activity:
         each = " on one rank at a time" * (pauses["rank"].n_unique() > 1)
         longest = (pauses["end"] - pauses["start"]).max()
         text = f"up to {format_ns(longest)}{each}"  # type: ignore[arg-type]
-    return Activity(**{name: main_place(gaps, at)[0] for name, at in columns.items()}, pauses=text)
+    one = Activity(**{name: main_place(gaps, at)[0] for name, at in columns.items()}, pauses=text)
+    if pauses is None or one.place or one.frame:
+        return one
+    mostly = pl.when(2 * pl.col("sampled_frac") >= 1).then("sampled")
+    place = main_place(gaps.with_columns(sampled=mostly), "sampled")[0]
+    return replace(one, place=place, sampled=place)
 
 
+#: An operator is slow if it takes so long before its launch, in so many calls.
+_SLOW_NS, _SLOW_CALLS = 300_000, 10
+
+
+def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
+    """Return the operator in most gaps for launches that takes long before each, and advice.
+
+    Both are empty if there is none.
+    """
+    name, _, n = main_place(gaps, "innermost")
+    ns = round(gaps.filter(innermost=name)["cause_ns"].median() or 0)  # type: ignore[arg-type]
+    if n < _SLOW_CALLS or ns < _SLOW_NS or not re.match(causes.COMPUTES, name):
+        return "", ""
+    return name, (
+        f"{name} takes {format_ns(ns)} on the host before each launch, so fewer launches would not "
+        "help: it probably prepares something again in each call (a compiled graph, a plan, a "
+        "workspace). Keep its shapes equal from call to call (padding, a cache of fixed length), "
+        "so that it is found, or use another implementation of the operator."
+    )
+
+
+#: The range in which cudf.pandas runs a call in pandas.
+_FALLBACK = "EXECUTE_SLOW"
 #: Pauses: least number, their share of host code, difference of their places in the shortest step.
 _PAUSES, _NEARLY_ALL, _ELSEWHERE = 3, 0.9, 0.1
 
@@ -241,6 +284,8 @@ def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
         if one.runs_python:
             return f"Python {OUTSIDE}, {one.text}"
         return f"code {OUTSIDE}, in {one.text}" if one.text else f"unrecorded code {OUTSIDE}"
+    if re.search(causes.TRACES, one.place):
+        return f"waiting while TensorFlow traces {one.line or 'a function'}"
     if one.steps_on_cpu:
         return f"waiting while {one.range or one.text} runs on the CPU"
     if one.text:
@@ -335,7 +380,7 @@ def advice_on_host_code(
             _OF_AUTOGRAD if one.in_autograd else OF_PROVIDER.format(operator=one.place.split()[0])
         )
     names = (one.place, one.called, one.frame)
-    if text := next(filter(None, (_of_compilation(name, pytorch=pytorch) for name in names)), ""):
+    if text := next(filter(None, (_of_name(name, one, pytorch=pytorch) for name in names)), ""):
         return text
     if pytorch and (text := _of_part(one, on_host=on_host)):
         return text
@@ -349,7 +394,7 @@ def advice_on_host_code(
     if not one.text:
         how = f"Record the host code first: {code} shows what runs in these gaps"
         return f"{how if code else _RANGES}."
-    see = f" {code[:1].upper()}{code[1:]} shows the line." if code else ""
+    see = f" {code[:1].upper()}{code[1:]} shows the line." if code and not one.sampled else ""
     if not on_host and one.phase == one.place:
         compiled = " (torch.compile, CUDA graphs)" if pytorch else " (CUDA graphs)"
         return f"Shorten the host code of {one.text} between launches{compiled}.{see}"
@@ -389,12 +434,28 @@ _OF_AUTOGRAD = (
     "of DDP or FSDP, register_hook), or wait for a CPU: run fewer or shorter hooks, and give each "
     "rank cores of its own (OMP_NUM_THREADS, taskset)."
 )
-#: Functions of inference engines that choose the requests of the next step.
-_SCHEDULES = re.compile(r"(?:vllm|sglang)[/\\].*schedul")
 _ASYNCHRONOUS = (
     "{place} chooses the requests of a step while the GPU waits: let the engine do so during the "
     "step before (vLLM --async-scheduling, the overlap scheduler of SGLang), or limit the requests "
     "at a time (--max-num-seqs)."
+)
+_RETRACING = (
+    "tf.function traces again for each new shape, type or Python value of its arguments: pad to "
+    "few shapes, pass numbers as tensors, and set input_signature or reduce_retracing=True."
+)
+_NO_FALLBACK = (
+    "cudf.pandas runs {place}, with copies to the host and back: cuDF has no such operation. "
+    "Rewrite it with operations that it has (column expressions in place of a function per row). "
+    "%%cudf.pandas.profile lists the calls that run on the CPU."
+)
+_PME_ON_GPU = (
+    "GROMACS computes {place} on the CPU: mdrun -nb gpu -pme gpu -bonded gpu -update gpu moves to "
+    "the GPU what the simulation allows."
+)
+_MORE_LAYERS = (
+    "llama.cpp computes layers on the CPU ({place}): put all of them on the GPU (-ngl 99); if they "
+    "do not fit, with a smaller quantization, context or KV cache type, or the experts only "
+    "on the CPU (--n-cpu-moe)."
 )
 _RANGES = "Ranges (NVTX, roctx, record_function) around the code between launches show its parts"
 
@@ -573,7 +634,7 @@ def advice_on_files(place: str, *, pytorch: bool) -> str:
     if _SAVES.search(name):
         return (
             f"Call {name} less often, or save asynchronously"
-            f"{' (torch.distributed.checkpoint.async_save)' * pytorch}."
+            f" ({'torch.distributed.checkpoint.async_save' if pytorch else 'in another thread'})."
         )
     return f"Call {name} before the loop, or ahead of its use in a background thread."
 
@@ -599,10 +660,24 @@ _FEWER_GUARDS = (
 )
 
 
-def _of_compilation(name: str, *, pytorch: bool) -> str:
-    """Return advice for schedulers of requests, compilation and collection of garbage."""
-    if _SCHEDULES.search(name):
-        return _ASYNCHRONOUS.format(place=frame_text(name))
+#: Work of GROMACS and of llama.cpp on the CPU.
+_OF_PME, _OF_LAYERS = "^PME (?:mesh|spread|gather|3D|solve|conv)", "^ggml_"
+#: Advice by the name of a function or range, about ``{place}``.
+_OF_NAME = {
+    r"(?:vllm|sglang)[/\\].*schedul": _ASYNCHRONOUS,
+    _LOOKS_UP: _FEWER_GUARDS,
+    "PyFunc": _NO_PY_FUNCTION,
+    causes.TRACES: _RETRACING,
+    _FALLBACK: _NO_FALLBACK,
+    _OF_PME: _PME_ON_GPU,
+    _OF_LAYERS: _MORE_LAYERS,
+}
+
+
+def _of_name(name: str, one: Activity, *, pytorch: bool) -> str:
+    """Return advice for known functions and ranges, compilation and collection of garbage."""
+    if text := next((text for test, text in _OF_NAME.items() if re.search(test, name)), ""):
+        return text.format(place=one.text if name == one.place else frame_text(name))
     if _RESUMES.search(name):
         function = frame_text(_RESUMES.sub(r"\1", name))
         return (
@@ -610,9 +685,8 @@ def _of_compilation(name: str, *, pytorch: bool) -> str:
             "TORCH_LOGS=graph_breaks prints the reason of each, torch.compile(fullgraph=True) "
             "makes it an error."
         )
-    if _LOOKS_UP in name or "PyFunc" in name:
-        return _FEWER_GUARDS if _LOOKS_UP in name else _NO_PY_FUNCTION
-    known = _COMPILES.search(name) or _COLLECTS.search(name) or "empty_cache" in name
+    tests = (_COMPILES, _COLLECTS, *[_WRITES] * (name == one.range))
+    known = any(test.search(name) for test in tests) or "empty_cache" in name
     return advice_on_slice(name, pytorch=pytorch) if known else ""
 
 

@@ -181,6 +181,9 @@ COMPUTES = r"^(?!autograd::|_?c10d)[\w.]+::\w"
 #: Operators in which a thread waits for a collective of another thread.
 AWAITS_COLLECTIVE = (r"^(?:aten::wait|_?c10d(?:_functional)?(?:_autograd)?::wait)",)
 
+#: The function in which TensorFlow traces a Python function.
+TRACES = r"func_graph\.py\(\d+\): func_graph_from_py_func$"
+
 #: A call of a graph that Inductor compiled: on a CPU its kernels run in it, not in operators.
 COMPILED_GRAPH = r"^## Call CompiledFxGraph"
 

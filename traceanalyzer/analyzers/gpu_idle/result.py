@@ -222,6 +222,8 @@ class GpuIdle(Result):
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
         if cause == causes.LAUNCH and self.program.blocking:
             return self.program.named(causes.BLOCKING)
+        if cause == causes.LAUNCH and (slow := self.slow_operator[0]):
+            return f"waiting while the host is in {slow} before its launch"
         if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.BETWEEN_OPERATORS
         if cause == causes.DEVICE_WAIT and self.coverage.graph_gaps:
@@ -254,8 +256,13 @@ class GpuIdle(Result):
 
     def activity(self, cause: str) -> Activity:
         """Return what the host does in most of the time of the gaps with this main cause."""
-        pauses = self.pauses if cause == causes.HOST_CODE else self.gaps.clear()
+        pauses = self.pauses if cause == causes.HOST_CODE else None
         return activities.of_gaps(self.of_cause(cause), pauses)
+
+    @cached_property
+    def slow_operator(self) -> tuple[str, str]:
+        """The operator that makes launches late, and advice; empty texts if there is none."""
+        return activities.slow_operator(self.of_cause(causes.LAUNCH))
 
     @cached_property
     def pauses(self) -> pl.DataFrame:
@@ -376,7 +383,7 @@ class GpuIdle(Result):
             causes.DATALOADING: causes.TF_DATA * host.loads_tf_data
             or causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
             or causes.PERSISTENT * host.starts_workers,
-            causes.LAUNCH: causes.UNBLOCK * program.blocking,
+            causes.LAUNCH: causes.UNBLOCK * program.blocking or self.slow_operator[1],
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
             causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,

@@ -361,7 +361,7 @@ def match_messages(
     single = _with_ranks(calls.filter(pl.col("op").is_in(("send", "recv"))), members)
     pending = single.filter(pl.col("state") != "completed")
     numbered = pending.with_columns(
-        number=pl.int_range(pl.len(), dtype=pl.Int64).over(*_PAIR, "op"),
+        number=pl.int_range(pl.len(), dtype=pl.Int64).over(*_PAIR, "op")
     )
     counterpart = numbered.select(
         *_PAIR,

@@ -237,15 +237,7 @@ def combine(
     )
 
 
-OPERATORS = Analyzer(
-    "operators",
-    Options,
-    needs,
-    measure,
-    combine,
-    take=take,
-    slow=True,
-)
+OPERATORS = Analyzer("operators", Options, needs, measure, combine, take=take, slow=True)
 
 
 # --- one rank ------------------------------------------------------------------------------

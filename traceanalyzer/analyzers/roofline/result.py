@@ -161,12 +161,7 @@ def _tables(result: Roofline) -> Iterator[Table]:
     if result.missing.height:
         columns = headings("missing, record: how to record it")
         yield Table(
-            "missing",
-            "Not recorded",
-            result.missing,
-            columns,
-            detail=True,
-            sentences=("record",),
+            "missing", "Not recorded", result.missing, columns, detail=True, sentences=("record",)
         )
     is_peak = pl.col("kind") == "peak"
     roofs = result.roofs.with_columns(
