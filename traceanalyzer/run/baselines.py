@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import Any, Final
+from typing import Annotated, Final
+
+import msgspec
 
 from traceanalyzer import __version__
 from traceanalyzer.errors import (
@@ -46,11 +47,16 @@ FACTS: Final = "baseline.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _RUN = re.compile(r"run-([1-9]\d{0,5})")
 _MOST_BYTES = 1 << 20
-_MOST_CHARS = 1_000
 #: Most missing files that are named.
 _NAMED = 3
 _EXISTS = (errno.EEXIST, errno.ENOTEMPTY)
 _AGAIN = "save it again with traceanalyzer baseline save --force"
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_Text = Annotated[str, msgspec.Meta(max_length=1_000)]
+_Texts = Annotated[tuple[_Text, ...], msgspec.Meta(max_length=1_000)]
+_Time = Annotated[float, msgspec.Meta(ge=0, lt=1 << 63)]
 
 
 @dataclass(frozen=True)
@@ -73,17 +79,17 @@ class Facts:
     """
 
     schema: int
-    program: str
-    saved: str
-    inputs: int
-    ranks: int
-    world_size: int | None = None
-    gpus: tuple[str, ...] = ()
-    software: tuple[str, ...] = ()
-    profilers: tuple[str, ...] = ()
-    steps: int | None = None
-    step_ns: float | None = None
-    files: tuple[str, ...] = ()
+    program: _Text
+    saved: _Text
+    inputs: _Count
+    ranks: _Count
+    world_size: _Count | None = None
+    gpus: _Texts = ()
+    software: _Texts = ()
+    profilers: _Texts = ()
+    steps: _Count | None = None
+    step_ns: _Time | None = None
+    files: _Texts = ()
 
 
 @dataclass(frozen=True)
@@ -266,36 +272,13 @@ def _facts(data: bytes) -> Facts:
             f"saved by traceanalyzer {program} (schema {known['schema']}); this is {__version__} "
             f"(schema {PARTS_SCHEMA})"
         )
-    values: dict[str, Any] = {}
-    for field in fields(Facts):
-        if field.name not in known or not _CHECKS[str(field.type)](known[field.name]):
-            raise ValueError(f"{FACTS} is damaged: {field.name} is missing or of another type")
-        value = known[field.name]
-        values[field.name] = tuple(value) if isinstance(value, list) else value
-    return Facts(**values)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _MOST_CHARS
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 53
-
-
-#: Whether a JSON value is of the type of a field.
-_CHECKS: dict[str, Callable[[Any], bool]] = {
-    "int": _is_count,
-    "str": _is_text,
-    "int | None": lambda value: value is None or _is_count(value),
-    "tuple[str, ...]": lambda value: (
-        isinstance(value, list) and len(value) <= _MOST_CHARS and all(map(_is_text, value))
-    ),
-    "float | None": lambda value: (
-        value is None
-        or (type(value) in (int, float) and math.isfinite(value) and 0 <= value < 1 << 63)
-    ),
-}
+    try:
+        return msgspec.json.decode(data, type=Facts)
+    except ValueError as error:
+        name = re.findall(r"`(?:\$\.)?(\w+)[^`]*`$", str(error))
+        raise ValueError(
+            f"{FACTS} is damaged: {name[0] if name else 'a value'} is missing or of another type"
+        ) from None
 
 
 # --- write -----------------------------------------------------------------------------------

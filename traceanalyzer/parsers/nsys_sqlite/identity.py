@@ -14,14 +14,17 @@ import polars as pl
 
 from traceanalyzer.parsers.nsys_sqlite import host, nvtx, tables
 from traceanalyzer.parsers.source import rank_from_name
-from traceanalyzer.parsers.sqlite.rows import Finding
+from traceanalyzer.parsers.sqlite.rows import (
+    RANK_VARIABLES,
+    Finding,
+    lanes_of,
+    numbered_by_device,
+)
 from traceanalyzer.trace import Device, Meta
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import NO_GPU_WORK, NSYS
 
 _MPI_THREAD = re.compile(r"^MPI Rank (\d{1,7})$")
-_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZE_VARIABLES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 #: Maximum number of processes in a chain of comparisons; more use a lookup table.
 _FEW = 8
 #: Number of kernels read to determine which process uses which device.
@@ -118,7 +121,7 @@ def _ranks(export: tables.Export, path: str, used: dict[int, set[int]]) -> Ident
         return _recorded({process: rank for process, (rank, _) in by_nccl.items()}, size)
     shared = len(used) > 1 and _share_a_device(export, used)
     if len(used) > 1 and not shared:
-        return Identity(_numbered(used), numbered=True)
+        return Identity(numbered_by_device(used), numbered=True)
     owners = len(used) if shared else 0
     if (rank := rank_from_name(path)) is not None:
         return Identity(rank=rank, owners=owners)
@@ -167,17 +170,8 @@ def lanes(export: tables.Export, identity: Identity, used: Collection[int]) -> p
     threads = _thread_names(export).select(
         tables.pid("globalTid"), tables.tid("globalTid"), label="name"
     )
-    known = pl.concat([processes, threads])
-    rows = known.filter(pl.col("pid").is_in(used)).unique(
-        ["pid", "tid"], keep="first", maintain_order=True
-    )
-    return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(
-        identity.of(pl.col("pid")).alias("rank"),
-        *("pid", "tid", "label"),
-        labels=pl.lit(None, dtype=pl.String),
-        sort_index=pl.lit(None, dtype=pl.Int64),
-        textual=pl.lit(value=False),
-    )
+    known = pl.concat([processes, threads]).filter(pl.col("pid").is_in(used))
+    return lanes_of(known.with_columns(rank=identity.of(pl.col("pid"))))
 
 
 def _pairs(export: tables.Export, table: str) -> dict[str, str]:
@@ -226,14 +220,6 @@ def _share_a_device(export: tables.Export, used: dict[int, set[int]]) -> bool:
     return known and sum(map(len, used.values())) > len(set[int]().union(*used.values()))
 
 
-def _numbered(used: dict[int, set[int]]) -> dict[int, int]:
-    """Number processes by device if each has a device to itself, else by process id."""
-    single = {process: min(numbers) for process, numbers in used.items() if len(numbers) == 1}
-    distinct = len(single) == len(used) and len(set(single.values())) == len(single)
-    ordered = sorted(used, key=lambda process: (single[process] if distinct else 0, process))
-    return {process: number for number, process in enumerate(ordered)}
-
-
 def _thread_names(export: tables.Export) -> pl.DataFrame:
     """Return thread names; of several, the one with the lowest priority number, the program's."""
     rows = export.read(tables.THREAD_NAMES, "nameId", "priority", "globalTid")
@@ -256,7 +242,7 @@ def _named_threads(export: tables.Export) -> dict[int, int]:
 def _of_environment(export: tables.Export) -> Identity:
     """Return the rank in the environment in which nsys was started."""
     text = _pairs(export, tables.SYSTEM).get("DeviceEnvironment", "")
-    for rank, size in zip(_RANK_VARIABLES, _SIZE_VARIABLES, strict=True):
+    for rank, size in RANK_VARIABLES:
         if (value := _variable(text, rank)) is not None:
             return Identity(rank=value, world_size=_variable(text, size))
     return Identity()

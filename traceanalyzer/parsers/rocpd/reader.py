@@ -17,7 +17,9 @@ from traceanalyzer.parsers.sqlite.rows import (
     DatabaseReader,
     Finding,
     assemble,
+    lanes_of,
     negative,
+    numbered_by_device,
     of_database,
     of_file,
     of_rows,
@@ -79,7 +81,7 @@ def _trace(
         column.name for column in schema.COUNTERS
     )
     if kinds is None or "lane" in kinds:
-        frames["lanes"] = _lanes(recording, rank, ranks)
+        frames["lanes"] = lanes_of(_with_rank(recording.lanes, rank, ranks))
     sizes = [size for _, size in recording.ranks.values() if size is not None]
     meta = Meta(
         path=path,
@@ -110,10 +112,7 @@ def _ranks(recording: Recording, path: str) -> tuple[int | None, dict[int, int]]
         devices.setdefault(owner, set()).add(device)
     if len(devices) < 2 or _share_a_device(recording):
         return rank_from_name(path), {}
-    single = {owner: min(used, key=str) for owner, used in devices.items() if len(used) == 1}
-    is_distinct = len(set(single.values())) == len(devices) and None not in single.values()
-    order = sorted(devices, key=lambda owner: (single[owner] or 0) if is_distinct else owner)
-    return None, {owner: number for number, owner in enumerate(order)}
+    return None, numbered_by_device(devices)
 
 
 def _share_a_device(recording: Recording) -> bool:
@@ -130,21 +129,6 @@ def _with_rank(rows: pl.DataFrame, rank: int | None, ranks: dict[int, int]) -> p
         return rows.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
     known = pl.col("owner").replace_strict(ranks, default=None, return_dtype=pl.Int32)
     return rows.with_columns(rank=known)
-
-
-def _lanes(recording: Recording, rank: int | None, ranks: dict[int, int]) -> pl.DataFrame:
-    """Build ``lanes``: the processes, then their named threads."""
-    rows = _with_rank(recording.lanes, rank, ranks)
-    rows = rows.unique(["rank", "pid", "tid"], keep="first", maintain_order=True)
-    return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(
-        "rank",
-        "pid",
-        "tid",
-        "label",
-        labels=pl.lit(None, dtype=pl.String),
-        sort_index=pl.lit(None, dtype=pl.Int64),
-        textual=pl.lit(value=False),
-    )
 
 
 def _without_columns(database: Database, *, is_rpd: bool) -> list[Finding]:

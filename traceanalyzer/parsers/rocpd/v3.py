@@ -19,7 +19,13 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.rocpd import recording as names
 from traceanalyzer.parsers.rocpd.recording import COUNTERS, LANES, Recording
 from traceanalyzer.parsers.sqlite.database import Database
-from traceanalyzer.parsers.sqlite.rows import DatabaseReader, kind_of, span, with_collectives
+from traceanalyzer.parsers.sqlite.rows import (
+    RANK_VARIABLES,
+    DatabaseReader,
+    kind_of,
+    span,
+    with_collectives,
+)
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.trace import Device
 
@@ -63,8 +69,6 @@ _ID = ["guid", "id"]
 _MOST_GPUS = 1 << 16
 #: Tables without which rows have no name or place.
 ESSENTIAL = ("rocpd_string", "rocpd_info_process", "rocpd_info_agent", "rocpd_info_kernel_symbol")
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 
 def logical_name(table: str) -> str | None:
@@ -196,7 +200,7 @@ def recorded_ranks(processes: pl.DataFrame) -> dict[int, tuple[int, int | None]]
     ranks = {}
     for owner, text in processes.select("owner", "environment").drop_nulls().iter_rows():
         values = _environment(text)
-        for rank_name, size_name in zip(_RANKS, _SIZES, strict=True):
+        for rank_name, size_name in RANK_VARIABLES:
             rank, size = _number(values.get(rank_name)), _number(values.get(size_name))
             if rank is not None:
                 ranks[owner] = rank, size

@@ -1,6 +1,6 @@
 """Rows of a database: which are selected, all of them in one order, and what could not be read."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,36 @@ _SIDE_TABLES = {
     "collectives": schema.COLLECTIVES,
     "memory_totals": schema.MEMORY_TOTALS,
 }
+#: Variables of the environment of a process: its rank, and the number of ranks.
+RANK_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+
+
+def numbered_by_device(used: Mapping[int, Set[int | None]]) -> dict[int, int]:
+    """Number processes by device if each has a device to itself, else by process id.
+
+    Args:
+        used: the devices that each process uses.
+    """
+    single = {process: next(iter(one)) for process, one in used.items() if len(one) == 1}
+    distinct = len(set(single.values())) == len(used) and None not in single.values()
+    ordered = sorted(used, key=lambda process: (single[process] or 0 if distinct else 0, process))
+    return {process: number for number, process in enumerate(ordered)}
+
+
+def lanes_of(rows: pl.DataFrame) -> pl.DataFrame:
+    """Build ``lanes`` from rank, pid, tid and label: the processes, then their named threads."""
+    rows = rows.unique(["rank", "pid", "tid"], keep="first", maintain_order=True)
+    return rows.sort("tid", "pid", nulls_last=False, maintain_order=True).select(
+        *("rank", "pid", "tid", "label"),
+        labels=pl.lit(None, dtype=pl.String),
+        sort_index=pl.lit(None, dtype=pl.Int64),
+        textual=pl.lit(value=False),
+    )
 
 
 def span() -> tuple[pl.Expr, pl.Expr]:
