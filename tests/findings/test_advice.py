@@ -206,6 +206,23 @@ def test_an_operator_that_takes_long_before_its_launch(us: int, *, is_slow: bool
     assert "graph" not in one.advice.replace("a compiled graph", "")
 
 
+@pytest.mark.parametrize("unloads", [True, False])
+def test_plans_that_are_made_in_each_iteration_are_one_finding(*, unloads: bool) -> None:
+    def between(at: int) -> Rows:
+        calls = (("cuModuleUnload", 5, 90), ("cudaMalloc", 200, 80), ("cuModuleLoadData", 285, 190))
+        return [
+            host("nvtx", "propagate", (at + 1) * US, 480 * US),
+            *(host("cuda_runtime", name, (at + begin) * US, us * US)
+              for name, begin, us in calls if unloads or name != "cuModuleUnload"),
+        ]  # fmt: skip
+
+    one = first(loop(between), "module-loading")
+    effects = {"host-code", "memory-management"} if unloads else set()
+    assert {effect.id for effect in one.effects} == effects
+    assert ("in propagate" in one.title) == ("cuFFT" in one.advice and unloads)
+    assert one.cost_frac == pytest.approx(0.87 if unloads else 0.33, abs=0.05)
+
+
 @pytest.mark.parametrize(("frac", "place"), [(0.9, "ggml_vec_dot"), (0.4, "")])
 def test_samples_name_host_code_without_other_places(frac: float, place: str) -> None:
     columns = ("innermost", "own_code", "called", "annotation", "phase", "before", "rival", "step")

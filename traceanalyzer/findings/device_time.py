@@ -53,6 +53,8 @@ REPEATED, BUBBLE = "repeated_reduction", "bubble"
 _LEAST_STEPS, _GROWN, _STEADY = 6, 1.2, 0.95
 #: GPUs run one after another from this share of their time on, each for this share of its part.
 _IN_TURN, _TAKES_PART, _SOME_WORK = 0.9, 0.1, 0.25
+#: Idle time of one cause that begins this soon after that of another follows it.
+_AFTER_NS = 20_000
 #: Time with collectives and no other work, on the device or on the main thread.
 _COMMUNICATING = (EXPOSED, causes.PEER)
 
@@ -188,6 +190,13 @@ class DeviceTime:
         lost = self.losses.group_by(DEVICE).agg(pl.col("lost_ns").sum())
         joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)
         return joined.with_columns(busy_ns=pl.col("ns") - pl.col("lost_ns").fill_null(0))
+
+    @cached_property
+    def in_stretches(self) -> pl.DataFrame:
+        """Losses without wait time, with ``stretch``: a number for those that follow each other."""
+        rows = self.losses.filter(~pl.col("waited"))
+        apart = pl.col("start") - pl.col("end").shift(1).over(DEVICE) >= _AFTER_NS
+        return rows.with_columns(stretch=apart.fill_null(value=True).cum_sum().over(DEVICE))
 
     @cached_property
     def in_turn(self) -> bool:

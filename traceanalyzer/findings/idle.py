@@ -141,7 +141,7 @@ def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
         losses = losses.filter(~within(losses, spans)) if spans.height else losses
     if cause == causes.HOST_CODE and answers.reads_copies:
         return pl.concat([losses, answers.time.of_cause(causes.COPIES)])
-    return losses
+    return pl.concat([losses, answers.remade]) if cause == causes.MODULE_LOADING else losses
 
 
 def _explained(
@@ -153,6 +153,8 @@ def _explained(
     it is in page faults. On a slow host, loaders and other calls take longer, too.
     """
     shares = answers.of_engine(losses)
+    if remade := int(answers.remade.filter(cause=cause)["lost_ns"].sum()):
+        shares[IDLE_RULES[causes.MODULE_LOADING]] = remade / int(losses["lost_ns"].sum())
     if slow and cause != causes.LAUNCH:
         shares[IDLE_RULES[causes.LAUNCH]] = 1.0
     if cause != causes.HOST_CODE:
@@ -253,6 +255,7 @@ _ALL_GPUS = (
 
 def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return what a main thread or device does in idle time of a cause, and where it waits."""
+    where = f" in {name}" if (name := result.activity(cause).range) else ""
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
         return "waiting while another GPU of the process runs (they run one after another)"
     if cause == causes.DEVICE_WAIT and (busiest := answers.time.busiest):
@@ -262,6 +265,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
     if cause == causes.HOST_CODE and answers.reads_copies:
         return f"{result.waiting(cause)}, on data copied from the GPU"
+    if cause == causes.MODULE_LOADING and answers.remade.height:
+        return f"waiting while the host makes and destroys a plan or module again and again{where}"
     if cause != causes.PEER:
         return result.waiting(cause)
     place = result.activity(cause).place
@@ -283,6 +288,8 @@ def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
 
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     launches = answers.get("launches")
+    if cause == causes.MODULE_LOADING and answers.remade.height:
+        return _MAKE_ONCE
     if cause == causes.PEER and _are_matched(answers):
         return advice_on_collectives(result.activity(cause))
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
@@ -306,6 +313,11 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     return result.advice(cause)
 
 
+_MAKE_ONCE = (
+    "Modules with kernels are loaded, unloaded and loaded again: make what has them (a plan of "
+    "cuFFT, a descriptor, a handle, a compiled kernel) once before the loop, and keep it. A "
+    "warm-up or CUDA_MODULE_LOADING=EAGER does not help."
+)
 #: Functions of torch.distributed that send pickled objects.
 _OF_OBJECTS = (
     "Collectives of Python objects pickle them, copy them to the GPU and back, and wait for their "
@@ -714,9 +726,7 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
     It is lost time without work in between. Empty if that is less than half of it, or if the host
     waits for a shorter time while the device works: it could not run that far ahead.
     """
-    result, losses = answers.of(Launches), answers.time.losses.filter(~pl.col("waited"))
-    apart = pl.col("start") - pl.col("end").shift(1).over(DEVICE) >= _AFTER_NS
-    losses = losses.with_columns(stretch=apart.fill_null(value=True).cum_sum().over(DEVICE))
+    result, losses = answers.of(Launches), answers.time.in_stretches
     waits = (pl.col("cause") == causes.SYNCHRONISATION).cum_sum().over(*DEVICE, "stretch")
     rows = losses.with_columns(follows=waits > 0).filter(pl.col("cause") == cause)
     after, whole = (int(r["lost_ns"].sum()) for r in (rows.filter("follows"), rows))
@@ -733,8 +743,6 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
 
 #: What the host does besides launching: it overlaps with device work if the host runs ahead.
 _OF_HOST = (causes.DATALOADING, causes.HOST_CODE)
-#: Idle time of one cause that begins this soon after that of another follows it.
-_AFTER_NS = 20_000
 
 
 RULES: tuple[Rule, ...] = tuple(

@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
@@ -131,6 +132,20 @@ class Answers:
         return int(lost.filter(within(lost, spans))["lost_ns"].sum())
 
     @cached_property
+    def remade(self) -> pl.DataFrame:
+        """Idle time of other causes right beside that for modules that are loaded again and again.
+
+        As many are unloaded as there are steps, or more: what has them is made and destroyed.
+        """
+        rows, api = self.time.in_stretches, self.of(CudaApi)
+        unloads = pl.col("call").str.contains("(?:Module|Library)Unload")
+        n = 0 if api is None else int(api.calls.filter(unloads)["n"].sum())
+        loads = (pl.col("cause") == causes.MODULE_LOADING).any().over(*DEVICE, "stretch")
+        if n < max(self.time.windows.height, _MANY):
+            rows = rows.clear()
+        return rows.filter(loads, pl.col("cause").is_in(_MAKES)).drop("stretch")
+
+    @cached_property
     def problems(self) -> pl.DataFrame:
         """What is wrong with the recordings, see :attr:`~.Info.problems`."""
         info = self.get("info")
@@ -181,6 +196,8 @@ class Answers:
         return program(self.results)
 
 
+#: Modules are loaded again and again from this number on, with other work to make what has them.
+_MANY, _MAKES = 10, (causes.HOST_CODE, causes.MEMORY_MANAGEMENT, causes.API_CALLS)
 #: What updates offloaded parameters.
 OPTIMIZER = "the optimizer"
 #: Least share of the exposed time of copies in each direction of offloaded parameters.
