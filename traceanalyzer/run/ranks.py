@@ -143,7 +143,7 @@ class Repeats:
             if shared.is_empty():
                 continue
             trace = trace.select(~_inside(shared, trace))
-            if trace.events.filter(pl.col("kind").is_in(DEVICE_WORK)).is_empty():
+            if trace.kinds.isdisjoint(DEVICE_WORK):
                 return trace, f"{other_path} records {_devices(shared)} at the same time"
             self.notes[other_path, path] = _note(other_path, path, shared)
         for rank in ranks:

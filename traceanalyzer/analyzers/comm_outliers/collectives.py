@@ -191,6 +191,7 @@ def _with_host_descriptions(kernels: pl.DataFrame, trace: Trace) -> pl.DataFrame
     calls = _host_calls(trace)
     by_id = _by_external_id(kernels, calls)
     is_launch = of_kinds(vocabulary.LAUNCH_KINDS)
+    is_launch &= pl.col("correlation").is_in(kernels["correlation"].implode())
     launches = trace.events[["kind", "pid", "tid", "ts", "correlation"]].filter(is_launch)
     alone = pl.concat([by_id, _by_correlation(kernels, calls, launches)])
     batches = _by_batch(kernels, calls, launches)
@@ -264,7 +265,6 @@ def _by_correlation(
 ) -> pl.DataFrame:
     """Return ``event`` and ``call`` of each kernel with its launch call inside a host call."""
     spans = calls.rename({"ts": "start"})
-    launches = launches.filter(pl.col("correlation").is_in(kernels["correlation"].implode()))
     inside = linking.enclosing(launches, spans, ["pid", "tid"]).drop_nulls("slice")
     called = inside.select("correlation", call=spans["call"][inside["slice"]])
     return _pairs(linking.link(called, kernels, ["correlation"]), called, kernels)
@@ -332,8 +332,8 @@ def _device_work(trace: Trace) -> pl.DataFrame:
 
 def compute_kernels(work: pl.DataFrame, communication: pl.DataFrame) -> pl.DataFrame:
     """Return the kernels of :func:`device_work` with an end that are not communication."""
-    kernels = work.filter(pl.col("kind") == "kernel", pl.col("end").is_not_null())
-    return kernels.join(communication, on="event", how="anti")
+    is_other = ~pl.col("event").is_in(communication["event"].implode())
+    return work.filter(pl.col("kind") == "kernel", pl.col("end").is_not_null(), is_other)
 
 
 def activity(

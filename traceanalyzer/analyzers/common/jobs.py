@@ -105,7 +105,8 @@ def _recording(trace: Trace) -> Recording:
 
 
 def _kernels(trace: Trace) -> frozenset[int]:
-    names = trace.events.filter(pl.col("kind") == "kernel")["name"].unique().cast(pl.String)
+    kernels = trace.events[["kind", "name"]].filter(pl.col("kind") == "kernel")
+    names = kernels["name"].unique().cast(pl.String)
     names = names.filter(~names.str.contains("(?i)nccl|rccl")).str.extract("^(?:void )?([^<(]+)", 1)
     return frozenset(crc32(name.encode()) for name in names.drop_nulls())
 

@@ -190,7 +190,9 @@ def _too_long(trace: Trace, work: pl.DataFrame) -> _Bools:
     rest = np.ones(trace.events.height, np.bool_)
     rest[work["event"].to_numpy()[candidates]] = False
     end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
-    others = trace.events.filter(pl.Series(rest)).select(span=end - pl.col("ts").min())
+    others = (
+        trace.events[["ts", "dur"]].filter(pl.Series(rest)).select(span=end - pl.col("ts").min())
+    )
     too_long: _Bools = candidates & (length > others["span"].fill_null(0).item())
     return too_long
 
@@ -437,7 +439,8 @@ def _several_processes(trace: Trace) -> Iterator[Issue]:
     """Yield that a file of one rank has the operators of several processes."""
     if trace.meta.rank is None or trace.meta.backend is None:
         return
-    pids = trace.events.filter(pl.col("kind") == "cpu_op")["pid"].drop_nulls().unique().sort()
+    operators = trace.events[["kind", "pid"]].filter(pl.col("kind") == "cpu_op")
+    pids = operators["pid"].drop_nulls().unique().sort()
     if pids.len() > 1:
         text = f"the file of rank {trace.meta.rank} has operators of {pids.len()} processes"
         yield "notice", words.SAME_RANK, pids.len(), f"{text}; {_ONE_FILE_EACH}"

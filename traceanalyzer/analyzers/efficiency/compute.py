@@ -99,7 +99,8 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no kernels, or neither input shapes nor ``params`` and ``tokens`` are known.
         OptionError: a pattern is not a regular expression.
     """
-    trace.require("kernel")
+    if "kernel" not in trace.kinds:
+        trace.require("kernel")
     work = device_work(trace, options.comm_patterns)
     work = work.filter(pl.col("work_kind") == COMPUTE)
     if work.is_empty():
@@ -130,7 +131,8 @@ def measure_for_rules(trace: Trace, options: Options) -> Part:
     Raises:
         MissingData: no kernels, no such operators, or no shapes were recorded.
     """
-    trace.require("kernel")
+    if "kernel" not in trace.kinds:
+        trace.require("kernel")
     try:
         _has_shapes(trace, required=True)
     except MissingData as error:

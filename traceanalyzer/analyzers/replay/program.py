@@ -275,7 +275,7 @@ def _calls(
     meeting = np.zeros(trace.events.height, bool)
     meeting[on_host["event"].to_numpy()] = True
     is_call = of_kinds(LAUNCH_KINDS)
-    names = distinct(trace.events.filter(is_call))
+    names = distinct(trace.events[["kind", "name"]].filter(is_call))
     known = [name for name in names if call_class(name) in (SYNCHRONISE, *ALLOCATES, BUILD_GRAPH)]
     known += matching(names, [*SYNCHRONISING_CALLS, EVENT_RECORD, STREAM_WAIT])
     other = [name for name in names if call_class(name) in _IF_LONG]

@@ -125,7 +125,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
 def _is_concurrent(trace: Trace) -> bool:
     """Whether work of one stream runs at the same time, which recordings of several times do."""
     lane = ["device", "stream"]
-    work = trace.events.filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") > 0)
+    work = trace.events[["kind", "ts", "dur", *lane]]
+    work = work.filter(pl.col("kind").is_in(DEVICE_WORK), pl.col("dur") > 0)
     follows = pl.col("ts").shift(-1).over(lane, order_by="ts")
     overlapping = work.filter(follows + _OVERLAP_NS < pl.col("ts") + pl.col("dur"))
     return overlapping.height > _OVERLAPPING_SHARE * work.height
