@@ -9,11 +9,13 @@ traces. ``device_time`` assigns each lost moment to one cause, ``gains`` replays
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from traceanalyzer.analyzers.base import Reading
 
 if TYPE_CHECKING:
+    from traceanalyzer.analyzers.base import Examination
     from traceanalyzer.findings.result import Diagnosis
     from traceanalyzer.trace import Inputs
 
@@ -35,10 +37,20 @@ def diagnose(
         InputError: nothing can be read.
         OptionError: a threshold is invalid, or no input is of the selected rank.
     """
-    from traceanalyzer.findings.judge import analyses, judge, with_printed, with_thresholds
+    return diagnosed(inputs, thresholds, **reading)[0]
+
+
+def diagnosed(
+    inputs: Inputs, thresholds: str | Sequence[str] = (), **reading: Unpack[Reading]
+) -> tuple[Diagnosis, Examination]:
+    """Return what :func:`diagnose` returns, and the results that it is about."""
+    from traceanalyzer.analyzers.printed.result import Printed
+    from traceanalyzer.findings.judge import analyses, judge, with_thresholds
     from traceanalyzer.run.loop import examine, guarded
 
     rules = with_thresholds(thresholds)
     examined = examine(inputs, {*analyses(rules), "printed"}, use="findings", **reading)
+    printed = examined.results.get("printed")  # a report has a section of it
     with guarded(examined.summaries):
-        return with_printed(judge(examined, rules), examined)
+        found = judge(examined, rules)
+        return replace(found, printed=printed if isinstance(printed, Printed) else None), examined

@@ -21,18 +21,19 @@ from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
 from traceanalyzer.analyzers.replay.engine import Weights
+from traceanalyzer.analyzers.replay.program import more_with_graphs
 from traceanalyzer.analyzers.what_if import Options, Typical
 from traceanalyzer.analyzers.what_if.compute import FINDINGS, WHAT_IF, WhatIf
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.errors import OptionError
-from traceanalyzer.findings import diagnose
+from traceanalyzer.findings import diagnosed
 from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.findings.straggling import MOVE_LAYERS
 from traceanalyzer.result import Finding, finding_number
-from traceanalyzer.run.loop import run
+from traceanalyzer.run.loop import run, with_notes
 from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_frac, format_ns
 
@@ -336,10 +337,22 @@ def what_if(
     options = Options(name, free, scale, ranks, stages, equal_stages, typical, network, no_wait)
     if finding is not None and options != Options(name):
         raise OptionError("--finding cannot be combined with other changes")
-    result = run(WHAT_IF, inputs, options, **reading)
-    if result.given and finding is None:
-        return result
-    return replace(result, findings=_replayed(diagnose(inputs, **reading).findings, name))
+    if options != Options(name, typical=typical):
+        return run(WHAT_IF, inputs, options, **reading)
+    found, examined = diagnosed(inputs, **reading)
+    result = _of_replay(examined, options) or run(WHAT_IF, inputs, options, **reading)
+    return replace(result, findings=_replayed(found.findings, name))
+
+
+def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
+    """Return the result for the replayed run of ``diagnose``; None if it needs more data."""
+    replay = examined.replay
+    if not isinstance(replay, Replay) or examined.jobs or examined.summaries:
+        return None
+    if more_with_graphs(replay.job.programs, options):
+        return None
+    result = WHAT_IF.combine(replay.job.programs, options, ())
+    return with_notes(result, (*replay.input_notes, *examined.notes))
 
 
 def _replayed(found: Sequence[Finding], name: str | None) -> pl.DataFrame:

@@ -18,7 +18,6 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
-from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes
@@ -173,12 +172,6 @@ def _checks(
         for rule in rules
     ]
     return pl.DataFrame(rows, schema_overrides=_TYPES)
-
-
-def with_printed(diagnosis: Diagnosis, examined: Examination) -> Diagnosis:
-    """Return the diagnosis with the tables of printed text, which a report has in a section."""
-    printed = examined.results.get("printed")
-    return replace(diagnosis, printed=printed) if isinstance(printed, Printed) else diagnosis
 
 
 def _of_text_only(examined: Examination) -> str:
