@@ -205,11 +205,10 @@ def is_warm_up(steps: pl.DataFrame, by: Sequence[str]) -> pl.Series:
         lambda name: _OF_ENGINE.match(name) is not None, return_dtype=pl.Boolean, skip_nulls=True
     )
     leading = np.zeros(steps.height, np.bool_)
-    for group in np.unique(number):
-        rows = np.flatnonzero(number == group)
-        ordered = rows[np.argsort(steps["start"].to_numpy()[rows], kind="stable")]
-        if not of_engine.gather(ordered).any():
-            leading[ordered[: warm_up(length[ordered].tolist())]] = True
+    order = np.lexsort((steps["start"].to_numpy(), number))
+    for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):
+        if not of_engine[rows].any():
+            leading[rows[: warm_up(length[rows].tolist())]] = True
     return pl.Series("warm_up", leading)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from traceanalyzer.analyzers.common.names import matching
 from traceanalyzer.trace import Meta, Trace
@@ -119,7 +119,7 @@ def api_of(trace: Trace) -> Api:
 
 def joined_api(apis: Sequence[Api]) -> Api:
     """Return GPU API and framework of a program of several ranks."""
-    return Api(*map(any, zip(*map(astuple, apis), strict=True)))
+    return Api(*map(any, zip(*(vars(one).values() for one in apis), strict=True)))
 
 
 def in_hip(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -206,7 +206,7 @@ class Unmatched:
     @classmethod
     def summed(cls, several: Sequence[Unmatched]) -> Unmatched:
         """Return the sums over ranks."""
-        return cls(*map(sum, zip(*map(astuple, several), strict=True)))
+        return cls(*map(sum, zip(*(vars(one).values() for one in several), strict=True)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -61,15 +61,18 @@ class Weights:
     def of_each(self, first_call: Ints, first_row: Ints) -> list[Weights]:
         """Divide the times of all ranks into those of each; see :class:`Job`."""
         columns: dict[str, Any] = {
-            name: np.split(
-                getattr(self, name), (first_call if name in _BY_CALL else first_row)[1:-1]
-            )
+            name: _cut(getattr(self, name), first_call if name in _BY_CALL else first_row)
             for name in _TIMES
         }
         return [
             replace(self, **{name: each[number] for name, each in columns.items()})
             for number in range(first_row.size - 1)
         ]
+
+
+def _cut(values: npt.NDArray[Any], at: Ints) -> list[npt.NDArray[Any]]:
+    """Return the values between these places; ``np.split`` is slow for many."""
+    return [values[low:high] for low, high in pairwise(at.tolist())]
 
 
 _BY_CALL = ("loader", "launch", "code", "call", "tail", "waits")
@@ -134,7 +137,7 @@ class Job:
         kind = pl.when("is_transfer").then(collective).otherwise(pl.col("name").cast(pl.String))
         rows = work.with_columns(is_transfer=is_transfer).with_columns(kind=kind)
         rank = pl.struct("kind", "is_transfer").rank("dense").cast(pl.Int64) - 1
-        return np.split(rows.select(rank).to_series().to_numpy(), self.first_row[1:-1])
+        return _cut(rows.select(rank).to_series().to_numpy(), self.first_row)
 
     @cached_property
     def places(self) -> list[Ints]:
@@ -157,7 +160,7 @@ class Job:
         placed = pl.when(alike & pl.col("alone") & (pl.col("step") >= 0))
         rows = rows.select("kind", placed.then("step"), placed.then("place").alias("place"))
         _, (numbers,) = numbering.group_numbers(("kind", "step", "place"), rows)
-        return np.split(numbers, self.first_row[1:-1])
+        return _cut(numbers, self.first_row)
 
     @cached_property
     def step_names(self) -> list[str]:
@@ -181,7 +184,7 @@ class Job:
     def step_of_work(self) -> Ints:
         """The number of the step of each row of work of all ranks, else -1."""
         steps = _integers(_of_all(self.programs, "work", ["step"])["step"])
-        rows = zip(self.step_numbers, np.split(steps, self.first_row[1:-1]), strict=True)
+        rows = zip(self.step_numbers, _cut(steps, self.first_row), strict=True)
         return np.concatenate([np.append(numbers, -1)[row] for numbers, row in rows])
 
     @cached_property
@@ -255,8 +258,8 @@ def job_of(programs: Sequence[Program]) -> Job:
     before = calls.select(pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")).to_series()
     since = (calls["start"] - before).to_numpy() + shift[number[0]]
     begins = _begins(
-        [one[:0] if apart else one for one in np.split(since, first_call[1:-1])],
-        np.split(start, first_row[1:-1]),
+        [one[:0] if apart else one for one in _cut(since, first_call)],
+        _cut(start, first_row),
         windows,
     )
     flow = _flow(ordered, calls, work, start, (of_call, of_work), first_call, first_row)
@@ -267,7 +270,7 @@ def job_of(programs: Sequence[Program]) -> Job:
         for number in range(len(begins))
         for n, of_program in enumerate(windows)
     ]
-    groups = np.split(of_work, first_row[1:-1]), np.split(of_call, first_call[1:-1])
+    groups = _cut(of_work, first_row), _cut(of_call, first_call)
     return Job(
         tuple(ordered), tuple(shifts), tuple(zip(*groups, strict=True)),
         np.bincount(members["key"].to_numpy()) if members.height else np.zeros(0, np.int64),
