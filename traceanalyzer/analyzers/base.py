@@ -270,7 +270,8 @@ class Analyzer(Generic[O, P, R]):
         of_one_job: what if the inputs are of several jobs: ``mixed``, the verdict says that numbers
             mix them; ``only``, an error; empty, the analyzer compares jobs, or tells them apart.
         measure_for: what replaces ``measure`` for a page, which passes files of all formats to all
-            analyzers, and for findings, which use less; that of a page is for both.
+            analyzers, and for findings, which use less; that of a page is for both, and gets the
+            trace instead of what ``take`` extracts.
     """
 
     name: str
@@ -287,7 +288,7 @@ class Analyzer(Generic[O, P, R]):
     slow: bool = False
     whole_file: bool = False
     of_one_job: Literal["mixed", "only", ""] = "mixed"
-    measure_for: Mapping[Use, Callable[[Trace, O], P]] = field(default_factory=dict)
+    measure_for: Mapping[Use, Callable[[Any, O], P]] = field(default_factory=dict)
 
     def measure_used(self, use: Use) -> Callable[[Any, O], P]:
         """Return the function that measures a rank for a use."""

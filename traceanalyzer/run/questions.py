@@ -50,7 +50,7 @@ class Question(Generic[O, P, R]):
 
     @property
     def measure(self) -> Callable[[Any, O], P]:
-        """The function that measures one rank, after ``take`` if it is that of the command."""
+        """The function that measures one rank, after ``take`` unless it is that of a page."""
         return self.analyzer.measure_used(self.use)
 
     def ask(self, traces: list[Trace], *, truncated: bool, is_last: bool = False) -> None:
@@ -63,7 +63,7 @@ class Question(Generic[O, P, R]):
             is_last: whether nobody else needs the trace.
         """
         meta, measure, take = traces[0].meta, self.measure, self.analyzer.take
-        with_take = take is not None and measure is self.analyzer.measure
+        with_take = take is not None and measure is not self.analyzer.measure_for.get("page")
         kept: Callable[[Any], Any] = spilled if is_spilled(traces[0]) else lambda what: what
         try:
             with self._shielded():

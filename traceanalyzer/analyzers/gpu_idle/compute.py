@@ -97,18 +97,18 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     is_late = (pl.col("launched") > pl.col("start")).fill_null(value=False)
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     short &= ~(is_late & pl.Series(intervals.meets(idle, due)))
-    gaps = idle.filter(~short)
+    gaps, short_gaps, late_launches = map(idle.filter, (~short, short, short & is_late))
+    del idle  # of millions of gaps
     # most slices run while the device is busy
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
     files = host.accessing_files(near, excerpt)
-    idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: idle.filter(short)}
+    idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: short_gaps}
     little = host.blocking_little(excerpt)
     on_cpu = host.computing(near.slices, near.names, near.launched)
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
     idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
-    late_launches = idle.filter(short, is_late)
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
     lost = [*pieces, exposed, *_copies(excerpt, little)] if with_lost else None
@@ -226,33 +226,27 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         MissingData: neither device work nor operators were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    return _merged(measure_with_lost(trace, options), trace, options)
+    part = measure_with_lost(trace, options)
+    work = device_work.device_work(trace, options.comm_patterns)
+    of_units = work.join(part.units[["unit", "device"]], on="device", nulls_equal=True)
+    return _merged(part, of_units, options)
 
 
-def measure_for_rules(trace: Trace, options: Options) -> Part:
+def measure_for_rules(excerpt: Excerpt, options: Options) -> Part:
     """Return :func:`measure_for_report` without caching all intervals, which only timelines need.
 
     Raises:
-        MissingData: neither device work nor operators were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    return _merged(measure(take(trace, options), options, with_lost=True), trace, options)
+    return _merged(measure(excerpt, options, with_lost=True), excerpt.work, options)
 
 
-def _merged(part: Part, trace: Trace, options: Options) -> Part:
+def _merged(part: Part, work: pl.DataFrame, options: Options) -> Part:
     """Merge short lost intervals; times in steps and from one collective to the next remain."""
     if part.lost is None or part.coverage.on_host or part.lost.height <= losing.MANY:
         return part
-    work = device_work.device_work(trace, options.comm_patterns)
-    starts = work.filter(pl.col("work_kind") == COMMUNICATION).select("device", ts="start")
-    of_units = starts.join(part.units[["unit", "device"]], on="device", nulls_equal=True)
-    marks = pl.concat(
-        [
-            part.steps.select("unit", ts="start"),
-            part.steps.select("unit", ts="end"),
-            of_units[["unit", "ts"]],
-        ]
-    )
+    starts = work.filter(pl.col("work_kind") == COMMUNICATION).select("unit", ts="start")
+    marks = pl.concat([part.steps.select("unit", ts=side) for side in ("start", "end")] + [starts])
     return replace(part, lost=losing.merged(part.lost, marks, options.min_gap_ns))
 
 

@@ -88,7 +88,7 @@ def drained(
 
     Args:
         excerpt: one rank.
-        gaps: unit, start, end, launched; see :func:`with_launches`.
+        gaps: unit, start, end, launched; by unit and start; see :func:`with_launches`.
         busy: unit, start, end: when each unit's work runs.
         synchronising: unit, start, end of synchronising calls and blocking copies.
 
@@ -100,15 +100,15 @@ def drained(
     waits = intervals.overlap_with(waits, busy, ["unit"]).filter(pl.col("overlap") > 0)
     ended = waits.select("unit", "overlap", ended="end").sort("ended")
     latest = pl.col("start") + causes.LAUNCH_LATENCY_NS
-    begun = gaps.with_columns(latest=latest).sort("latest")
-    rows = begun.join_asof(
+    rows = gaps.with_columns(latest=latest).join_asof(
         ended, left_on="latest", right_on="ended", by="unit", coalesce=False, check_sortedness=False
     )
     length, since = pl.col("end") - pl.col("start"), pl.max_horizontal("start", "ended")
     follows = pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS
     used = pl.coalesce((pl.col("launched") - since).clip(0), length)
-    rows = rows.with_columns(follows=follows, used=used)
-    due = rows.filter(_within_waits(rows))
+    rows = rows.select(*columns, "ended", "overlap", follows=follows, used=used)
+    due = rows[[*columns, "follows"]].filter(_within_waits(rows))
+    del rows  # of millions of gaps
     soon = due.filter("follows", length <= _LONG_NS)[columns]
     ranges = excerpt.of_units(excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS)))
     return due[columns], soon.filter(~_mostly_covered(soon, ranges))
@@ -118,22 +118,27 @@ def _within_waits(rows: pl.DataFrame) -> pl.Series:
     """Mark gaps in which the host uses no more time than it would be ahead without waits.
 
     Args:
-        rows: unit, ended, overlap of the last wait before a gap; used, follows; in order.
+        rows: unit, ended, overlap of the last wait before a gap; used, follows; by unit, in order.
     """
-    key = ["unit", "ended"]
-    waits = rows.group_by(key, maintain_order=True).agg(
-        wait=(pl.col("overlap") * pl.col("follows").any()).first().fill_null(0), used=pl.sum("used")
-    )
-    waits = waits.sort("unit", "ended").with_columns(longest=pl.col("wait").cum_max().over("unit"))
-    ahead, spare, unit = [], 0, None
-    for of_unit, _, wait, used, longest in waits.iter_rows():
-        spare = min((spare if of_unit == unit else 0) + wait, longest)
+    unit, ended = rows["unit"].to_numpy(), rows["ended"].fill_null(_NEVER).to_numpy()
+    used = rows["used"].to_numpy()
+    is_first = np.ones(rows.height, np.bool_)
+    is_first[1:] = (unit[1:] != unit[:-1]) | (ended[1:] != ended[:-1])
+    first = np.flatnonzero(is_first)
+    follows = np.logical_or.reduceat(rows["follows"].fill_null(value=False).to_numpy(), first)
+    waits = rows["overlap"].fill_null(0).to_numpy()[first] * follows
+    ahead, spare, longest, last = [], 0, 0, None
+    columns = unit[first], waits, np.add.reduceat(used, first)
+    for of_unit, wait, spent in zip(*(column.tolist() for column in columns), strict=True):
+        if of_unit != last:
+            last, spare, longest = of_unit, 0, 0
+        longest = max(longest, wait)
+        spare = min(spare + wait, longest)
         ahead.append(spare)
-        spare, unit = max(spare - used, 0), of_unit
-    waits = waits.select(*key, ahead=pl.Series(ahead, dtype=pl.Int64))
-    rows = rows.select(*key, used=pl.col("used").cum_sum().over(key))
-    rows = rows.join(waits, on=key, how="left", nulls_equal=True, maintain_order="left")
-    return rows.select(pl.col("used") <= pl.col("ahead")).to_series()
+        spare = max(spare - spent, 0)
+    total = np.cumsum(used)
+    most = np.array(ahead, np.int64) + total[first] - used[first]
+    return pl.Series(total <= most[np.cumsum(is_first) - 1])
 
 
 #: In a longer gap after a wait the host does something else than preparing the next launch.
@@ -142,14 +147,16 @@ _LONG_NS = 1_000_000
 
 def _mostly_covered(gaps: pl.DataFrame, ranges: pl.DataFrame) -> pl.Series:
     """Return which gaps are covered by half or more by ranges that begin in them."""
-    if ranges.is_empty():
-        return pl.repeat(value=False, n=gaps.height, dtype=pl.Boolean, eager=True)
     begun = linking.label_by_interval(ranges.rename({"start": "ts"}), gaps, ["unit"])
     begun = begun.drop_nulls("interval")
-    gap_end = gaps["end"][begun["interval"]]
-    inside = begun.select("unit", start="ts", end=pl.min_horizontal("end", gap_end))
-    covered = intervals.overlap_with(gaps, inside, ["unit"])
-    return covered.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
+    number = begun["interval"]
+    inside = begun.select("unit", start="ts", end=pl.min_horizontal("end", gaps["end"][number]))
+    number = number.unique()
+    some = intervals.overlap_with(gaps[number], inside, ["unit"])
+    most = some.select(2 * pl.col("overlap") >= pl.col("end") - pl.col("start")).to_series()
+    covered = np.zeros(gaps.height, np.bool_)
+    covered[number.filter(most).to_numpy()] = True
+    return pl.Series(covered)
 
 
 #: Number of rows of a rank from which :func:`merged` merges short ones.

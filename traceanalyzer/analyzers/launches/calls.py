@@ -130,14 +130,12 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
         return calls.with_columns(first.alias("loading_ns"), full_ns=pl.lit(0, pl.Int64))
     times = calls.select("pid", "tid", start="launch_start", end="launch_end")
     inside = runtime.filter(pl.col("name").is_in(names))
-    loading, waiting = (
-        intervals.overlap_with(times, runtime.clear() if rows is None else rows)["overlap"]
+    loading, full_ns = (
+        pl.lit(0, pl.Int64) if rows is None else pl.lit(intervals.overlaps(times, [rows])[0])
         for rows in (loads, full)
     )
-    called = intervals.overlap_with(times, inside, ["pid", "tid"])["overlap"]
-    more = pl.DataFrame({"loading": loading, "called": called, "first": first, "full_ns": waiting})
-    loading_ns = pl.max_horizontal("loading", "called", "first").alias("loading_ns")
-    return calls.hstack(more.select(loading_ns, "full_ns"))
+    (called,) = intervals.overlaps(times, [inside], ["pid", "tid"])
+    return calls.with_columns(loading_ns=pl.max_horizontal(loading, called, first), full_ns=full_ns)
 
 
 def _overhead(trace: Trace, pattern: str) -> pl.DataFrame | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Unpack
 
 import numpy as np
@@ -133,6 +134,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         )
     calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
     waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
+    work = work.drop("launch_pid", "launch_tid", "launch_name", "launch_start", "stream_free")
     without_work = launching.without_work(runtime, calls)
     others = launch_bound.other_calls(runtime)
     calls = launching.with_overhead(trace, calls, runtime)
@@ -223,16 +225,6 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     )
 
 
-def measure_for_rules(trace: Trace, options: Options) -> Part:
-    """Return what rules use of :func:`measure`.
-
-    Raises:
-        MissingData: device work or its launch calls were not recorded.
-        OptionError: ``step_name`` is not a regular expression.
-    """
-    return measure(take(trace, options), options, for_rules=True)
-
-
 LAUNCHES = Analyzer(
     "launches",
     Options,
@@ -240,7 +232,7 @@ LAUNCHES = Analyzer(
     measure,
     combine,
     take=take,
-    measure_for={"findings": measure_for_rules},
+    measure_for={"findings": partial(measure, for_rules=True)},
     slow=True,
 )
 
