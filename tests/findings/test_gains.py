@@ -340,3 +340,33 @@ def test_notes_explain_gains_only_if_there_are_some(
     found = ta.diagnose(shared / "data" / "attribution" / path)
     assert bool(found.findings) == has_gains
     assert any(text.startswith("Gain: ") for text in found.input_notes) == has_gains
+
+
+def launching(name: str, each_us: int) -> Trace:
+    """Return steps of 40 launches, 20 us apart, of kernels of this name and duration."""
+    events: list[dict[str, Any]] = []
+    apart = max(20, each_us) * US
+    for number in range(5):
+        begin = number * 41 * apart
+        events.append(step(number, begin, 40 * apart + 10 * US))
+        waits = 40 * (apart - 20 * US) + 7 * US
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", begin + 800 * US, waits))
+        for n in range(40):
+            at, ids = begin + n * 20 * US, {"correlation": 40 * number + n}
+            events.append(host("cuda_runtime", "cudaLaunchKernel", at, 15 * US, **ids))
+            events.append(device(name, begin + n * apart + 6 * US, each_us * US, **ids))
+    return trace(events)
+
+
+def test_faster_kernels_gain_nothing_while_the_host_is_the_limit() -> None:
+    bound = ta.diagnose(launching("volta_sgemm_32x128_tn", 10))
+    assert "no-tensor-cores" not in by_id(bound)
+    assert any("single precision" in note for note in off_path(bound))
+    busy = ta.diagnose(launching("volta_sgemm_32x128_tn", 60))
+    assert by_id(busy)["no-tensor-cores"].gain_basis == "bound"
+
+
+def test_loop_over_recurrent_cells() -> None:
+    one = by_id(ta.diagnose(launching("void kernel::lstm_cell_forward<float, int, 1>()", 5)))
+    assert "LSTMCell 40 times per step" in one["launch-bound"].title
+    assert "torch.nn.LSTM " in one["launch-bound"].advice

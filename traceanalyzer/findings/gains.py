@@ -17,6 +17,7 @@ from typing import Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.base import Examination, Reading
+from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
@@ -51,6 +52,8 @@ _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, "kernel-tuning", "exposed-schedu
 _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict.fromkeys(
     ("anomaly-detection", "kernel-tuning"), 0.0
 )
+#: Rules about slow kernels: their names, and how many times as fast they can be.
+_FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
 #: Rules about waits for the device: without them the host runs ahead. It may then overlap more
 #: than the idle time of the finding, by at most this factor.
 _WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2
@@ -155,6 +158,11 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     """
     if one.cost_ns is None or one.per.endswith("once"):
         return None
+    if one.id in _FASTER:  # its cost is a bound of the gain, unless the host is the limit
+        change = Change(scale=(_FASTER[one.id],))
+        weights = replay.without(_NO_TIME, _NO_TIME, change)
+        frac = replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
+        return frac if 2 * frac < (one.cost_frac or 0.0) else None
     if _is_of_ranks(one):
         frac = _share([one], replay, time)
         if frac >= NO_GAIN or one.id in _OF_RANKS | _UNEQUAL:
@@ -179,6 +187,8 @@ def _change(one: Finding) -> str:
         return _like_others(ranks, [one]).text
     if one.id in _LOOPS:
         return "one kernel in place of each loop" if _LOOPS[one.id] else "no such kernels"
+    if one.id in _FASTER:
+        return f"these kernels {_FASTER[one.id].rpartition('=')[2]} times as fast"
     if one.id in _TRANSFERS:
         return "instant transfers in this time"
     waits = ", or no waits of the host for the device" * (one.id in _WAITS)

@@ -33,6 +33,7 @@ from traceanalyzer.findings.launching import (
     launching,
     operator_of,
     read_collectives,
+    recurrent_cells,
     synchronising,
     synchronising_place,
 )
@@ -262,7 +263,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         longer = f"works {busiest[1]:.2g} times as long as the others"
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
     if cause in _PLACED and not read_collectives(answers)[0]:
-        return f"{result.waiting(cause)}{called_in(answers.place(cause))}"
+        cells = recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
+        return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
     if cause == causes.HOST_CODE and answers.reads_copies:
         return f"{result.waiting(cause)}, on data copied from the GPU"
     if cause == causes.MODULE_LOADING and answers.remade.height:
@@ -582,9 +584,12 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
         if cause == causes.PEER:
             yield f"Total: {format_ns(total)}; {text}, with waits that other findings count."
             return
+        waited = ", with the wait time of other ranks for it"
+        waited *= bool(time.of_cause(cause)["waited"].any())
+        short = ", with late launches in short gaps" * (cause == causes.LAUNCH and not waited)
         yield (
-            f"Total: {format_ns(total)}, with the wait time of other ranks for it; {text} on the "
-            "devices themselves, also outside of counted steps."
+            f"Total: {format_ns(total)}{waited}{short}; {text} on the devices themselves, also "
+            "outside of counted steps."
         )
 
 
@@ -638,7 +643,9 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     if cause == causes.HOST_CODE and result.pauses.height:
         yield _pauses(result.pauses)
         return
-    longest = gaps.sort(pl.col("end") - pl.col("start"), descending=True).head(1)
+    in_place = (pl.col("own_code") == main_place(gaps)[0]) & pl.lit(cause in _PLACED)
+    in_place = in_place.fill_null(value=False)  # the place of most of the time, which is named
+    longest = gaps.sort(in_place, pl.col("end") - pl.col("start"), descending=True).head(1)
     gap = longest.with_columns(activity=activity(), plain_step=STEP).row(0, named=True)
     step = f" in {gap['step']}" if gap["step"] else ""
     inside = gap["activity"] or gap["python"]
@@ -653,7 +660,8 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     length = gap["end"] - gap["start"]
     part = f" ({format_ns(gap['cause_ns'])} of it for this cause)"
     part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
-    yield f"Longest gap: {format_ns(length)}{part}{step}{while_in}{after}."
+    there = " there" * bool(length < (gaps["end"] - gaps["start"]).max())  # type: ignore[operator]
+    yield f"Longest gap{there}: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:
         share = format_frac(gap["sampled_frac"])

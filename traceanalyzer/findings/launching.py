@@ -19,8 +19,10 @@ from traceanalyzer.analyzers.cuda_api.result import (
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_launches, main_place
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -40,6 +42,8 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
     if result.program.blocking or result.slow_operator[0]:
         return result.advice(causes.LAUNCH)
+    if cells := recurrent_cells(answers)[1]:
+        return cells
     place, share = _waiting_place(launches)
     one = result.activity(causes.LAUNCH)
     next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]
@@ -57,6 +61,30 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
 _JOIN = (
     "Join the kernels of {} (batched or grouped matrix products, a fused kernel, torch.compile). "
 )
+
+
+def recurrent_cells(answers: Answers) -> tuple[str, str]:
+    """Return that a loop calls a recurrent cell for each time step, and advice; or empty texts."""
+    kernels, time = answers.of(Kernels), answers.time
+    if kernels is None or not time.in_steps:
+        return "", ""
+    cell = pl.col("kernel").str.extract("(?i)(lstm|gru)_cell_forward").str.to_uppercase()
+    rows = in_steps(kernels, time).with_columns(cell=cell).drop_nulls("cell")
+    calls = int(rows["n"].sum()) / time.windows.height
+    if calls < _LEAST_CELLS:
+        return "", ""
+    name = rows["cell"][0]
+    return (
+        f" in a loop that calls {name}Cell {calls:,.0f} times per step",
+        (
+            f"Call torch.nn.{name} once for the whole sequence: cuDNN runs all time steps in a few "
+            "calls. Where each time step has code of its own: torch.compile, or CUDA graphs."
+        ),
+    )
+
+
+#: So many calls of a recurrent cell in a step are a loop over time steps.
+_LEAST_CELLS = 8
 
 
 def _waiting_place(launches: Launches) -> tuple[str, float]:

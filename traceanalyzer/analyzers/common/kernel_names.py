@@ -338,7 +338,7 @@ KERNEL_FAMILIES: tuple[str, ...] = tuple(dict.fromkeys((*_GENERIC, *_FUNCTIONS, 
 
 #: FP32 kernels without tensor cores on GPUs that have them: kernels of cuBLAS, CUTLASS and cuDNN
 #: (``ffma`` is the FP32 instruction), and float templates of cuDNN.
-_PLAIN_FLOAT = (
+PLAIN_FLOAT = (
     r"(?:volta|turing|ampere|hopper|sm[789]\d|cutlass_[789]\d_simt)_(?:s(?:gemm|cudnn)_|simt_sgemm)"
     r"|cudnn_(?:infer|train)_(?:volta|turing|ampere)_scudnn|cutlass_[789]\d_simt_sgemm"
     r"|xmma_\w*_f32f32_f32f32_f32_\w*_ffma_"
@@ -446,7 +446,7 @@ def _fused_family(prefix: str | None, operations: str) -> str:
 
 def plain_float(names: Iterable[str]) -> list[str]:
     """Return the kernels that use FP32 without tensor cores on a GPU that has them."""
-    return matching(names, [_PLAIN_FLOAT])
+    return matching(names, [PLAIN_FLOAT])
 
 
 def unaligned(names: Iterable[str]) -> list[str]:
