@@ -660,7 +660,7 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     length = gap["end"] - gap["start"]
     part = f" ({format_ns(gap['cause_ns'])} of it for this cause)"
     part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
-    there = " there" * bool(length < (gaps["end"] - gaps["start"]).max())  # type: ignore[operator]
+    there = " there" * bool(length < (gaps["end"] - gaps["start"]).max())
     yield f"Longest gap{there}: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:
