@@ -62,6 +62,20 @@ def test_a_layer_is_no_step(calls: int, around: str, kind: str) -> None:
     assert not idle.coverage.steps_by_kernels  # a step is a call, with its host range
 
 
+@pytest.mark.parametrize(("decoders", "n"), [(2, 0), (1, 40), (0, 40)])
+def test_repeats_before_work_of_another_kind_are_no_steps(decoders: int, n: int) -> None:
+    """A decoder with 20 times the work of a repeat follows the repeats of an image."""
+    events, at = [], 0
+    for number in range(40):
+        decodes = number in (12, 25)[:decoders]
+        for name, length in [*((name, KERNEL) for name in LAYER), ("decoder", 100 * KERNEL)]:
+            if name != "decoder" or decodes:
+                events.append(device(name, at, length))
+                at += length + GAP
+        at += 20 * GAP
+    assert steps(trace(events, 0)).height == n
+
+
 def test_the_module_in_a_sampling_loop_is_a_step() -> None:
     """One module runs the loop, another one is called in it."""
     recorded = passes(6, 8, "nn.Module: UNet_0", "python_function", outer="nn.Module: Sampler_0")

@@ -224,6 +224,13 @@ def test_attention_products_below_threshold_count_for_tensor_cores() -> None:
     assert one.total_ns == 970 * US
 
 
+def test_products_in_single_precision_have_their_place() -> None:
+    events = [*launched([("aten::mm", SGEMM, 50), ("aten::mm", GEMM, 50)])]
+    frame = host("python_function", "vae.py(291): decode", 0, 30 * US)
+    (one,) = judged("no-tensor-cores", trace([*events, frame]))
+    assert "in decode (vae.py:291)" in one.title
+
+
 DGEMM = "void cutlass::Kernel2<cutlass_80_simt_dgemm_128x64_8x5_nn_align1>(Params)"
 UNALIGNED = "void cutlass::Kernel2<cutlass_80_tensorop_f16_s16816gemm_f16_64x64_nn_align2>(Params)"
 

@@ -70,11 +70,13 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if not total or not time.whole_ns:
         return
     most = rows["kernel"][0]
+    place = result.place(most)
+    where = called_in(place) if 2 * rows["ns"][0] >= whole else ""
     yield Measured(
-        title="Matrix multiplications and convolutions in single precision, without tensor cores: "
-        f"{time.share(total)}.",
+        title="Matrix multiplications and convolutions in single precision, without tensor cores"
+        f"{where}: {time.share(total)}.",
         evidence=(
-            f"Most time: {most}, {time.text(rows['ns'][0])}{launched_by(result.place(most))}.",
+            f"Most time: {most}, {time.text(rows['ns'][0])}{launched_by(place)}.",
             *[f"Attention products ({time.text(products)}) are counted by unfused-attention."]
             * (products > 0),
             *_of_gpus(answers),

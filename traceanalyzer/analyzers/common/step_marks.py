@@ -398,6 +398,8 @@ def _of_stream(
         begins, period = _begins(codes, pauses)
         if begins.size:
             begins, period = _around_layers(kernels, copies, codes, (begins, period))
+        if _are_of_several_kinds(end - start, begins):
+            begins = begins[:0]
     else:
         begins = kernels.select(named(kernels, [every])).to_series().arg_true().to_numpy()
         period = start.size
@@ -408,6 +410,22 @@ def _of_stream(
         rank=pl.lit(rank, pl.Int32), pid=pl.lit(None, pl.Int64), tid=pl.lit(None, pl.Int64),
         step=pl.format(_DETECTED, pl.int_range(pl.len())), start="start", end="end",
     )  # fmt: skip
+
+
+def _are_of_several_kinds(length: Ints, begins: Ints) -> bool:
+    """Whether some repeats have many times as much work as the others, and a large part of it all.
+
+    Then other phases of a program follow the repeats (a decoder after all steps of diffusion).
+    """
+    if begins.size < _LEAST_STEPS:
+        return False
+    work = np.add.reduceat(length, begins)[:-1]  # the last one has what follows it
+    long = work > _OTHER_KIND * np.median(work)
+    return bool(long.sum() > 1 and work[long].sum() >= _LARGE_PART * work.sum())
+
+
+#: Repeats with so many times the median of their work, and so much of all work, are no steps.
+_OTHER_KIND, _LARGE_PART = 10, 0.1
 
 
 def _codes(names: pl.Series) -> Ints:
