@@ -89,7 +89,7 @@ def test_warm_up_counts_in_no_cost_per_step() -> None:
     recording = steps_with("cudaMalloc")
     result = ta.diagnose(recording)
     (one,) = (one for one in result.findings if one.id == "memory-management")
-    assert (one.step, one.severity) == ("ProfilerStep#0", "warning")
+    assert (one.step, one.severity) == ("ProfilerStep#0", "info")
     assert one.cost_frac == pytest.approx(30 / 81, abs=0.01)
     idle = ta.gpu_idle(recording)
     assert idle.steps["warm_up"].to_list() == [True, False, False, False, False]

@@ -315,6 +315,32 @@ def test_sums_of_layers_in_training_are_no_gradients(first: int, part: str) -> N
     assert part in found["exposed-communication"].advice
 
 
+@pytest.mark.parametrize(("times", "part"), [(16, "One parameter"), (2, "gradient buckets")])
+def test_a_sum_much_larger_than_the_buckets_is_one_parameter(times: int, part: str) -> None:
+    """Backward of 10 ms with four buckets of 16 MiB each step, then the large sum of 6 ms."""
+    about = {"dtype": "float", "group": "0", "group_size": 2, "stream": 20}
+    rows = []
+    for number in range(3):
+        at = number * 20 * MS
+        rows += [
+            step(number, at, 20 * MS),
+            host("cpu_op", "autograd::engine::evaluate_function: MmBackward0", at, 100 * US),
+        ]
+        kernels = [("gemm", 0, 10 * MS, {})]
+        for bucket in range(4):
+            sizes = {**about, "elements_in": 1 << 22}
+            kernels.append((ALL_REDUCE, (bucket + 1) * 2 * MS, MS, sizes))
+        kernels.append((ALL_REDUCE, 10 * MS, 6 * MS, {**about, "elements_in": times << 22}))
+        for place, (name, start, dur, more) in enumerate(kernels):
+            ids = {"correlation": len(rows)}
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", at + place * US, US // 2, **ids))
+            rows.append(device(name, at + start + 10 * US, dur, **ids, **more))
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    assert part in one.advice
+    assert bool(one.gain_frac) == (times == 16)  # fewer bytes shorten the last one, too
+
+
 @pytest.mark.parametrize(
     ("kind", "trains", "steps", "part"),
     [

@@ -254,7 +254,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     waited_ns = int(waits["lost_ns"].sum()) + missing
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
     remedy = _exposing(result, answers, waits=not waited_ns)
-    last = 0 if remedy == _HYBRID else _last_ns(answers)  # fewer bytes make all of them shorter
+    # fewer bytes make all of them shorter
+    last = 0 if remedy in (_HYBRID, _ONE_PARAMETER) else _last_ns(answers)
     most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
@@ -311,10 +312,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _across_hosts(comm) or _TENSOR_PARALLEL_TRAINING
         if text := _of_place(answers, kind) or _of_issuer(answers, comm):
             return text
-        if text := _of_units(answers, comm, kind):
+        if text := _of_units(answers, comm, kind) or _of_buckets(answers, comm, kind):
             return text
-        if _in_small_buckets(answers, comm):
-            return _LARGER_BUCKETS
         if small_collectives(comm):
             text = fewer_collectives(comm)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
@@ -450,20 +449,35 @@ _AFTER_STEP = (
 )
 #: Reductions of gradients of less than this size, and so many in a step, are in small buckets.
 _SMALL_BUCKET, _MANY_BUCKETS = 4 << 20, 32
+_SUMS = ["all_reduce", "reduce_scatter"]
 _LARGER_BUCKETS = (
     "Use larger buckets (DDP bucket_cap_mb, 25 MiB by default; FSDP: larger units): reductions of "
     "so little data take longer for the same bytes, and each needs a launch."
 )
+#: A reduction of so many times the usual (and at least such) bytes is one parameter: buckets are
+#: alike.
+_LARGER, _LEAST_BUCKET = 8, 1 << 20
+_ONE_PARAMETER = (
+    "One parameter, usually the embedding, is reduced apart from the others, and a bucket cannot "
+    "divide it: send fewer bytes (DDP communication hook bf16_compress_hook), update few rows "
+    "(nn.Embedding(sparse=True)), or divide the table over the ranks (FSDP, tensor parallelism)."
+)
 
 
-def _in_small_buckets(answers: Answers, comm: CommOutliers) -> bool:
-    """Whether many small reductions of gradients take most of the time of communication."""
-    top = comm.groups.head(1)
-    is_small = pl.col("message_bytes") <= _SMALL_BUCKET
-    rows = top.filter(is_small, pl.col("collective").is_in(["all_reduce", "reduce_scatter"]))
-    most = 2 * rows["total_ns"].sum() > comm.groups["total_ns"].sum()
-    each = rows["n"].sum() / max(answers.time.windows.height, 1)
-    return bool(most and answers.program.trains and each >= _MANY_BUCKETS)
+def _of_buckets(answers: Answers, comm: CommOutliers, kind: str) -> str:
+    """Return advice for sums of gradients in small buckets, or of one large parameter; or empty."""
+    if not answers.program.trains:
+        return ""
+    steps, is_sum = max(answers.time.windows.height, 1), pl.col("collective").is_in(_SUMS)
+    top, sums = comm.groups.head(1).filter(is_sum), comm.groups.filter(is_sum)
+    n, size = (int(top[name].sum()) for name in ("n", "message_bytes"))
+    most = 2 * top["total_ns"].sum() > comm.groups["total_ns"].sum()
+    if most and 0 < size <= _SMALL_BUCKET and n >= _MANY_BUCKETS * steps:
+        return _LARGER_BUCKETS
+    usual = sums.select(pl.col("message_bytes").repeat_by("n").explode().median()).item()
+    alone = answers.time.in_steps and kind == "all_reduce" and n == steps
+    large = usual is not None and size >= _LARGER * max(usual, _LEAST_BUCKET)
+    return _ONE_PARAMETER if alone and large and answers.program.pytorch else ""
 
 
 #: Functions of inference engines that send the KV cache from prefill to decode instances.

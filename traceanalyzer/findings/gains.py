@@ -114,7 +114,7 @@ def with_gains(
             kept.append(one)
             continue
         off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
-        beyond += 0.0 if off_path else max(frac - most, 0.0)
+        beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
         cost = one.cost_frac or 0.0
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
@@ -127,8 +127,12 @@ def with_gains(
             continue
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
         kept.append(replace(known, severity=severity))
-        removed.append(one)
-    together = max(_share(removed, replay, time) - beyond, 0.0) if len(removed) > 1 else 0.0
+        if frac >= NO_GAIN:
+            removed.append(one)
+    together = 0.0
+    if len(removed) > 1:
+        largest = max(one.gain_frac or 0.0 for one in kept if one.gain_basis == "replay")
+        together = max(_share(removed, replay, time) - beyond, largest)
     return Gains(tuple(kept), tuple(without), together * step_ns, together, replay.error_frac)
 
 

@@ -40,6 +40,7 @@ from traceanalyzer.findings.launching import (
 from traceanalyzer.findings.rule import (
     BETWEEN_LAUNCHES,
     IDLE_RULES,
+    WITH_WARM_UP,
     Answers,
     Measured,
     Rule,
@@ -222,7 +223,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
         total_ns=total,
         once=True,
         cost_frac=size,
-        of="the time of all steps, with warm-up",
+        of=WITH_WARM_UP,
         confidence=_confidence(cause, result, "high"),
         step=steps[0] if steps.len() == 1 else None,
         intervals=intervals_of(losses),

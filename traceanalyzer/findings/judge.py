@@ -56,7 +56,14 @@ from traceanalyzer.findings.result import (
     WAIT,
     Diagnosis,
 )
-from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Measured, Rule
+from traceanalyzer.findings.rule import (
+    IDLE_RULES,
+    RULE_OF,
+    WITH_WARM_UP,
+    Answers,
+    Measured,
+    Rule,
+)
 from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
 from traceanalyzer.units import format_count, format_ns
 
@@ -262,20 +269,21 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
         yield f"For a sound recording: {' '.join(advice)}"
 
 
-def _by_severity(one: Finding) -> tuple[int, bool, bool, bool, float, str, str]:
+def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
     """Sort key: severity, then gain; memory and time are compared by their shares.
 
-    Within a severity, half of the gain counts where the confidence is low. What the recording lacks
-    comes first, and lost time before slow kernels: while a device waits, faster kernels only extend
-    the wait time. Defects come before the bubble of a pipeline, which is as its schedule has it.
+    Within a severity, half of the gain counts where the confidence is low, and where it is only
+    known as the time of slow kernels: while a device waits for something else, faster kernels only
+    extend the wait time. What the recording lacks comes first. Defects come before the bubble of a
+    pipeline, which is as its schedule has it.
     """
-    is_busy = one.analysis in ("kernels", "efficiency")
+    is_bound = one.analysis in ("kernels", "efficiency") and one.gain_basis != "replay"
     is_of_recording = one.analysis == "info" and one.severity != "info"
     severity = -SEVERITIES.index(one.severity)
     frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
-    weighted = frac / 2 if one.confidence == "low" else frac
+    weighted = frac / 2 if is_bound or one.confidence == "low" else frac
     is_bubble = one.id == RULE_OF[BUBBLE]
-    return severity, not is_of_recording, is_busy, is_bubble, -weighted, one.id, one.title
+    return severity, not is_of_recording, is_bubble, -weighted, one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------
@@ -308,6 +316,7 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
         is_once = measured.once and answers.time.in_steps
         severity = rule.severity(measured.size, "low" if is_once else measured.confidence)
         if severity is not None:
+            severity = "info" if measured.of == WITH_WARM_UP else severity
             explained = {**measured.explained}
             if rule.id != "kernel-tuning":
                 explained |= answers.of_tuning(measured.intervals)

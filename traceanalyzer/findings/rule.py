@@ -239,7 +239,8 @@ class Measured:
         once: the cost arises once per device, not in each step; with steps, a warning at most.
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
-        of: what ``cost_frac`` is a share of; by default step time or the recorded time.
+        of: what ``cost_frac`` is a share of; by default step time or the recorded time. Time in
+            warm-up steps is in no cost of a step: an info at most.
         confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
         intervals: path, rank, device, start_ns, end_ns on the clock of each file.
@@ -267,6 +268,9 @@ class Measured:
     ranks: tuple[int, ...] = ()
     explained: Mapping[str, float] = field(default_factory=dict)
 
+
+#: What costs in warm-up steps are a share of.
+WITH_WARM_UP = "the time of all steps, with warm-up"
 
 #: Measures one result; the second argument has the results of the other analyses.
 Measure = Callable[[Any, Answers], Iterable[Measured]]
