@@ -241,6 +241,35 @@ def test_error_after_growth_has_the_advice_of_growth(
     assert ("steady growth" in result.summary()) == is_growth
 
 
+@pytest.mark.parametrize(
+    ("caller", "temporary", "cause"),
+    [
+        ("validate", True, "steady growth"),
+        ("collect", True, "steady growth"),
+        ("collect", False, "real demand"),  # layers of one forward pass
+        ("checkpoint", True, "real demand"),  # their inputs
+    ],
+)
+def test_results_that_are_kept_one_by_one_are_growth(
+    caller: str, temporary: bool, cause: str, tmp_path: Path
+) -> None:
+    snapshot = Snapshot().alloc(BASE + GIB, 40 * MIB, MAIN)
+    for block in range(20):
+        if temporary:
+            snapshot.alloc(BASE + 2 * GIB, MIB, MAIN).free(BASE + 2 * GIB, MIB)
+        stack = (MAIN, (caller, "/home/ada/engine.py", 31), CALL, FORWARD)
+        snapshot.alloc(BASE + block * 4 * MIB, 4 * MIB, *stack)
+    snapshot.note("oom", 0, 80 * MIB, MAIN, device_free=4 * MIB)
+    snapshot.hold(BASE, 80 * MIB, *((n * 4 * MIB, 4 * MIB) for n in range(20)))
+    snapshot.hold(BASE + GIB, 40 * MIB, (0, 40 * MIB))
+    ((found, advice),) = (
+        ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.select("cause", "advice").rows()
+    )
+    assert found == cause
+    assert ("forward (model.py:20)" in advice) == (cause == "steady growth")
+    assert ("no_grad" in advice) == (caller == "validate")
+
+
 # --- fragmentation ---------------------------------------------------------------------------
 
 

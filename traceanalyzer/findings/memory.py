@@ -9,7 +9,12 @@ from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import COLLECTED_ADVICE, GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
-from traceanalyzer.analyzers.memory.oom_causes import DEMAND, FRAGMENTATION, is_growth
+from traceanalyzer.analyzers.memory.oom_causes import (
+    DEMAND,
+    EVALUATES,
+    FRAGMENTATION,
+    is_growth,
+)
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac
@@ -56,8 +61,6 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         )
 
 
-#: Functions that need no gradients, in a stack of frames.
-_EVALUATES = r"(?i)(?:^|;)((?:\w+_)?(?:eval|valid|infer|predict)\w* \([^;]*\))"
 #: Least share of live memory for a sentence.
 _MUCH_LIVE = 0.3
 _NO_GRAD = (
@@ -72,7 +75,7 @@ def _evaluated(answers: Answers) -> tuple[str, ...]:
     if (memory := answers.of(Memory)) is None:
         return ()
     live = memory.alive.filter(category="activations").with_columns(
-        at=pl.col("stack").str.extract(_EVALUATES)
+        at=pl.col("stack").str.extract(EVALUATES)
     )
     sums = live.drop_nulls("at").group_by("at").agg(pl.col("live_bytes", "n").sum())
     rows = sums.sort("live_bytes", "at", descending=[True, False]).head(1)

@@ -108,7 +108,9 @@ def of_rank(
     for history in rank.ledgers:
         pairs = list(_errors(history, rank, free_bytes, capacity_bytes))
         grown = _steady_growth(rank, history.device) if pairs else 0
-        failed = [_with_growth(row, grown) for row, _ in pairs]
+        failed = [
+            _with_growth(row, grown, _kept(history, rank, row["event"] + 1)) for row, _ in pairs
+        ]
         rows = pl.DataFrame(failed, schema=_SCHEMA)
         errors.append(rank.with_device(history, rows))
         live += [frame for _, frame in pairs]
@@ -144,11 +146,51 @@ def _steady_growth(rank: RankMemory, device: int | None) -> int:
     return int(suspects.filter(same)["grown_bytes"].sum())
 
 
-def _with_growth(row: dict[str, Any], grown: int) -> dict[str, Any]:
-    """Replace cause and advice of an error if growth from step to step is its cause."""
-    if not oom_causes.is_growth(grown, row):
-        return row
-    return row | {"cause": oom_causes.GROWTH, "advice": oom_causes.growth_advice(grown)}
+def _with_growth(row: dict[str, Any], grown: int, kept: oom_causes.Kept | None) -> dict[str, Any]:
+    """Replace cause and advice of an error if growth is its cause: of steps, or of what is kept."""
+    if oom_causes.is_growth(grown, row):
+        return row | {"cause": oom_causes.GROWTH, "advice": oom_causes.growth_advice(grown)}
+    is_plain = row["cause"] in (oom_causes.DEMAND, oom_causes.FRAGMENTATION)
+    if kept is not None and is_plain and oom_causes.is_growth(kept.total, row):
+        return row | {"cause": oom_causes.GROWTH, "advice": kept.advice}
+    return row
+
+
+#: What one stack allocated is kept if nothing of it was freed, of so many blocks of one size or
+#: more, with at least such a share of live memory, while everything else grew by less, and as many
+#: other blocks came and went.
+_LEAST_KEPT, _KEPT_FRAC, _SAME, _OTHERS = 8, 0.3, 1.1, 0.2
+#: Categories that are kept on purpose, and frames of activations that are kept for backward.
+_ON_PURPOSE = ("parameters", "gradients", "optimizer state", "communication buffers")
+_FOR_BACKWARD = "checkpoint"
+
+
+def _kept(history: ledger.Ledger, rank: RankMemory, position: int) -> oom_causes.Kept | None:
+    """Return the blocks of one stack that fill the memory one by one, such as results in a list."""
+    rows = history.allocations.filter(
+        pl.col("start").is_between(1, position), ~pl.col("category").is_in(_ON_PURPOSE)
+    )
+    size, start = pl.col("bytes"), pl.col("start")
+    sums = rows.group_by("stack").agg(
+        n=pl.len(), total=size.sum(), least=size.min(), most=size.max(), first=start.min(),
+        last=start.max(), freed=(pl.col("end") <= position).sum(),
+    )  # fmt: skip
+    large = sums.filter(
+        pl.col("n") >= _LEAST_KEPT, pl.col("freed") == 0,
+        pl.col("most") <= _SAME * pl.col("least"),
+        pl.col("total") >= _KEPT_FRAC * int(history.live[position]),
+    ).sort("total", "stack", descending=[True, False])  # fmt: skip
+    for row in large.head(1).iter_rows(named=True):
+        frames = rank.lines.paths(pl.Series([row["stack"]], dtype=pl.UInt32))[0] or ""
+        grown = int(history.live[row["last"]] - history.live[row["first"]])
+        others = grown - row["total"] * (row["n"] - 1) / row["n"]
+        between = history.allocations.filter(
+            pl.col("start") > row["first"], pl.col("end") <= row["last"]
+        )
+        is_alone = others <= _OTHERS * row["total"] and between.height >= row["n"] - 1
+        if is_alone and _FOR_BACKWARD not in frames:
+            return oom_causes.Kept(row["n"], row["total"], frames)
+    return None
 
 
 def _use(history: ledger.Ledger, errors: list[pl.DataFrame]) -> pl.DataFrame:

@@ -240,6 +240,40 @@ def demand_advice(request: int, frames: str, live: pl.DataFrame) -> str:
     return ""
 
 
+#: Functions that need no gradients, in a stack of frames.
+EVALUATES = r"(?i)(?:^|;)((?:\w+_)?(?:eval|valid|infer|predict)\w* \([^;]*\))"
+#: Frames of libraries that call the line that allocates.
+_OF_LIBRARY = r"(?:site|dist)-packages|[/\\]torch[/\\]|^(?:aten|at|c10|torch)::"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Blocks of one stack that were allocated one after another, and of which none was freed.
+
+    Attributes:
+        n: number of blocks.
+        total: their size in bytes.
+        frames: the stack, outermost frame first, joined by ``;``.
+    """
+
+    n: int
+    total: int
+    frames: str
+
+    @property
+    def advice(self) -> str:
+        """Return what to do about them, with the two innermost lines outside of libraries."""
+        own = [one for one in self.frames.split(";") if not re.search(_OF_LIBRARY, one)]
+        where = " in ".join(re.sub(r"[^( ]*[/\\]", "", one) for one in own[-2:][::-1]) or "one line"
+        is_evaluation = re.search(EVALUATES, self.frames)
+        of_evaluation = "Evaluate under torch.no_grad(). " if is_evaluation else ""
+        return (
+            f"free what {where} allocates: {self.n} blocks, {format_bytes(self.total)}, one after "
+            f"another, and none of them was freed. {of_evaluation}If a list or cache keeps "
+            "results, keep them on the CPU (.cpu()) or only their sums (.item())"
+        )
+
+
 def growth_advice(grown: int) -> str:
     """Return the recommended fix for memory that grew from step to step."""
     return (
