@@ -391,8 +391,8 @@ def test_counter_of_a_kernel_is_the_mean_while_it_ran() -> None:
         ("a", "SMs Active", 2 * S, 35.0),
         ("b", "SMs Active", S, 30.0),
     ]
-    (shown,) = (table for table in result.view().tables if table.name == "kernels")
-    assert shown.frame.rows() == [("a", 2 * S, 35.0), ("b", S, 30.0)]
+    (by_kernel,) = (table for table in result.view().tables if table.name == "kernels")
+    assert by_kernel.frame.rows() == [("a", 2 * S, 35.0), ("b", S, 30.0)]
     assert host_metrics(recording).kernels.is_empty()
 
 

@@ -263,8 +263,10 @@ class Kept:
     @property
     def advice(self) -> str:
         """Return what to do about them, with the two innermost lines outside of libraries."""
-        own = [one for one in self.frames.split(";") if not re.search(_OF_LIBRARY, one)]
-        where = " in ".join(re.sub(r"[^( ]*[/\\]", "", one) for one in own[-2:][::-1]) or "one line"
+        lines = [one for one in self.frames.split(";") if not re.search(_OF_LIBRARY, one)]
+        where = (
+            " in ".join(re.sub(r"[^( ]*[/\\]", "", one) for one in lines[-2:][::-1]) or "one line"
+        )
         is_evaluation = re.search(EVALUATES, self.frames)
         of_evaluation = "Evaluate under torch.no_grad(). " if is_evaluation else ""
         return (
