@@ -12,7 +12,6 @@ from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ReadingOptions, Writing, plotting, reading, writing
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.junit import Case, junit
-from traceanalyzer.run import baselines
 
 
 class _Percent(click.FloatRange):
@@ -95,6 +94,7 @@ def diff(
 ) -> None:
     """Compare two runs; exit with a failure status on a regression if requested."""
     import traceanalyzer as ta
+    from traceanalyzer.run import baselines
 
     writing.check(junit=xml)
     least = min(2.0, fail_on_regression or 2.0) if min_change is None else min_change

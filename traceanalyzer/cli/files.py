@@ -19,7 +19,6 @@ from traceanalyzer.cli.options import ReadingOptions, Writing, reading_here, wor
 from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import MissingExtra, OptionError
 from traceanalyzer.render.text import prose
-from traceanalyzer.run import baselines
 
 _STEM_ENDS = (".gz", ".zst", ".zip", ".json", ".pfw", ".parquet", ".trace", ".pt", ".sqlite", ".db")
 
@@ -230,6 +229,7 @@ def save(
     PATH is a file or a folder (searched recursively), of any format, or the summaries of a run.
     """
     import traceanalyzer as ta
+    from traceanalyzer.run import baselines
 
     if add and force:
         raise OptionError("--add and --force exclude each other")
@@ -274,6 +274,8 @@ def show(name: str, writing: Writing) -> None:
 @click.argument("name")
 def rm(name: str) -> None:
     """Remove a baseline with all its runs."""
+    from traceanalyzer.run import baselines
+
     baselines.remove(name)
 
 
