@@ -97,12 +97,15 @@ def _is_written(part: Path, pid: int) -> bool:
     """Whether the process that created the file may still be writing it."""
     if pid == os.getpid():  # or an earlier process with the same id
         return part.stat().st_mtime_ns >= _LOADED
+    return is_running(pid)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process with this id on this machine."""
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a process of another user
-        return True
+    except OSError as error:  # or a process of another user
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -89,8 +89,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     issues: list[tuple[str, str, int, str | None]] = []
     if lost:
         issues.append(("data_loss", "incomplete-row", lost, None))
-    if source.damage:
-        issues.append(("data_loss", "damaged-file", 1, source.damage))
+    issues += source.issues
     meta = Meta(path=source.path, format=ITWINAI, version=form)
     return Trace(sources=(meta,), aggregates=table, issues=issue_rows(issues, None))
 

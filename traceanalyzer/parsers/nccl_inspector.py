@@ -197,8 +197,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     ]
     if timed and timed < len(recorded.block):
         issues.append(("data_loss", "no-time", len(recorded.block) - timed, None))
-    if source.damage:
-        issues.append(("data_loss", "damaged-file", 1, source.damage))
+    issues += source.issues
     hosts = {one.host for one in recorded.series}
     meta = Meta(
         path=source.path,

@@ -70,8 +70,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     issues: list[tuple[str, str, int, str | None]] = []
     if bad:
         issues.append(("data_loss", "bad-line", bad, None))
-    if source.damage:
-        issues.append(("data_loss", "damaged-file", 1, source.damage))
+    issues += source.issues
     wanted = selection.kinds is None or bool(selection.kinds & {"sample", "lane"})
     meta = Meta(path=source.path, format=PY_SPY_DUMP, rank=rank, weight_unit="samples")
     tables = _tables(threads, rank) if wanted else {}

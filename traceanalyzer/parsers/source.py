@@ -91,6 +91,11 @@ class Source:
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
         self.is_plain = self.compression is None and _encoding(magic) == (b"", None)
 
+    @property
+    def issues(self) -> list[tuple[str, str, int, str | None]]:
+        """The row of ``issues`` about damage of the compressed stream, if there is any."""
+        return [("data_loss", "damaged-file", 1, self.damage)] if self.damage else []
+
     def require_unchanged(self) -> None:
         """Require that nobody has written the file since it was opened.
 

@@ -35,6 +35,7 @@ from traceanalyzer.errors import (
     OutputError,
     UnreadableFile,
 )
+from traceanalyzer.files import is_running
 
 #: Number of the layout of stored parts (summaries, baselines). Raised when a type or a table of a
 #: part changes, or the meaning of its numbers: ``tests/run/test_stored_parts.py``.
@@ -388,14 +389,9 @@ def _remove_abandoned(name: str) -> None:
     start = f".{name}.{os.uname().nodename[:64]}."
     for one in store().iterdir():
         pid = one.name.removeprefix(start).split(".")[0]
-        if not (one.name.startswith(start) and one.name.endswith(".part") and pid.isdecimal()):
-            continue
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
+        is_part = one.name.startswith(start) and one.name.endswith(".part") and pid.isdecimal()
+        if is_part and not is_running(int(pid)):
             shutil.rmtree(one, ignore_errors=True)
-        except OSError:  # a process of another user
-            continue
 
 
 def _discard(folder: Path, name: str) -> None:

@@ -16,9 +16,9 @@ import polars as pl
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.run.find import is_summary
-from traceanalyzer.run.pieces import How, OpenedInputs, State, bytes_of
+from traceanalyzer.run.pieces import OpenedInputs, State, bytes_of
 from traceanalyzer.run.questions import Questions
-from traceanalyzer.run.read import ranks_apart
+from traceanalyzer.run.read import ranks_apart, report_read
 from traceanalyzer.trace import Meta, Trace
 
 if TYPE_CHECKING:
@@ -85,7 +85,8 @@ def _take(
         for state, measured, _ in answers:
             opened.state.join(state)
             questions.join(measured)
-        _report(opened.how, items, answers[0][2])
+        sizes = [int(bytes_of(item)) for item in items if isinstance(item, str)]
+        report_read(sizes, answers[0][2], opened.how.progress, opened.how.on_trace)
     else:
         for one in opened.each(items):
             questions.measure(opened, one)
@@ -235,14 +236,3 @@ def _measured_on_host(task: tuple[OpenedInputs, Questions]) -> tuple[State, Ques
     for path, why in hidden.items():
         answer[0].fail(path, UnreadableFile(path, why))
     return answer
-
-
-def _report(how: How, items: Sequence[Trace | str], issues: _Issues) -> None:
-    """Report progress and issues of files that a worker read."""
-    for item in items:
-        if how.progress and isinstance(item, str):
-            size = int(bytes_of(item))
-            how.progress(size, size)
-    for sources, of_file in issues:
-        if how.on_trace:
-            how.on_trace(Trace(sources, issues=of_file))

@@ -31,7 +31,7 @@ from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.trace import PathLike, Trace
+from traceanalyzer.trace import Meta, PathLike, Trace
 from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
 
 #: Called with (bytes read, total bytes) while a file is read.
@@ -253,6 +253,19 @@ def with_assumed_rank(trace: Trace, rank: int) -> Trace:
             f"--assume-rank is for files without a rank; {trace.meta.path} has rank {ranks}"
         )
     return trace.with_rank(rank)
+
+
+def report_read(
+    sizes: Iterable[int],
+    issues: Iterable[tuple[tuple[Meta, ...], pl.DataFrame]],
+    progress: Progress | None,
+    on_trace: Callable[[Trace], None] | None,
+) -> None:
+    """Report files that were read elsewhere: their bytes, and their sources with their issues."""
+    for size in sizes if progress else ():
+        progress(size, size)  # type: ignore[misc]
+    for sources, of_file in issues if on_trace else ():
+        on_trace(Trace(sources, issues=of_file))  # type: ignore[misc]
 
 
 #: Reading a smaller file leaves little memory to give back.

@@ -15,6 +15,7 @@ from traceanalyzer.errors import InputError, MalformedInput, MissingData, Option
 from traceanalyzer.run.parts import AGAIN, Summary
 from traceanalyzer.run.pieces import OpenedInputs, State
 from traceanalyzer.run.questions import Questions
+from traceanalyzer.run.read import report_read
 from traceanalyzer.schema import CONTEXT_SUFFIX, MAX_RANKS, check, check_columns
 from traceanalyzer.trace import Meta, Trace, in_spans
 from traceanalyzer.units import format_ranges, natural
@@ -99,10 +100,7 @@ def _join(opened: OpenedInputs, questions: Questions, summary: Summary) -> None:
         if state.failed and state.failed.kind == "MissingData":
             state.failed, state.skipped = None, []
     opened.state.join(state)
-    if how.progress:
-        how.progress(summary.header.bytes, summary.header.bytes)
-    for sources, of_file in issues if how.on_trace else ():
-        how.on_trace(Trace(sources, issues=of_file))  # type: ignore[misc]
+    report_read([summary.header.bytes], issues, how.progress, how.on_trace)
 
 
 def _require_schema(path: str, sources: tuple[Meta, ...], wrong: Sequence[str]) -> None:

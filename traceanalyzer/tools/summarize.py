@@ -36,7 +36,7 @@ from traceanalyzer.run.loop import InputReader
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.run.pieces import DependsOnOthersError, How, OpenedInputs, State, read_needed
 from traceanalyzer.run.questions import Questions
-from traceanalyzer.run.read import Progress, read
+from traceanalyzer.run.read import Progress, read, report_read
 from traceanalyzer.run.summaries import Issues, context_path
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans
@@ -125,7 +125,7 @@ def summarize(
         if error:
             skipped.append(Skipped(task.path, error.what))
             errors.append(error)
-        _report(task, issues, progress, on_trace)
+        report_read([task.header.bytes], issues, progress, on_trace)
     if errors and len(errors) == len(tasks):
         raise errors[0]
     missing = sum(not Path(one.target).exists() for one in every)
@@ -396,17 +396,6 @@ def _each_written(
             yield task, *_written(task, error)
         else:
             yield task, *(answer or _written(task))
-
-
-def _report(
-    task: _Task, issues: Issues, progress: Progress | None, on_trace: Callable[[Trace], None] | None
-) -> None:
-    """Report progress and issues of a file."""
-    size = task.header.bytes
-    if progress:
-        progress(size, size)
-    for sources, of_file in issues if on_trace else ():
-        on_trace(Trace(sources, issues=of_file))  # type: ignore[misc]
 
 
 # --- events around the waits -------------------------------------------------------------------

@@ -108,8 +108,7 @@ def _issues(source: Source, lines: Lines) -> Iterator[tuple[str, str, int, str |
     if lines.freed:
         text = "samples of freed memory: only allocations are counted"
         yield "notice", "freed-memory", lines.freed, text
-    if source.damage:
-        yield "data_loss", "damaged-file", 1, source.damage
+    yield from source.issues
 
 
 def _numbers(values: array[int]) -> stacks.Numbers:

@@ -585,8 +585,7 @@ def _issues(
 ) -> Iterator[tuple[str, str, int, str | None]]:
     if read.truncated is not None:
         yield ("data_loss", "truncated", 1, f"{read.truncated:,} bytes read")
-    if source.damage:
-        yield ("data_loss", "damaged-file", 1, source.damage)
+    yield from source.issues
     if read.trailing:
         yield ("notice", "trailing-bytes", read.trailing, None)
     if len(entries) > len(rows):

@@ -194,8 +194,7 @@ def _issues(
     if not pickled.complete:
         read = f"{pickled.consumed:,} bytes read"
         yield ("data_loss", "truncated", 1, read)
-    if source.damage:
-        yield ("data_loss", "damaged-file", 1, source.damage)
+    yield from source.issues
     if pickled.trailing:
         yield ("notice", "trailing-bytes", pickled.trailing, None)
     of_host = reading.members(top.get(document.HOST_TRACES, 0), document.EVENTS)

@@ -281,7 +281,7 @@ class _Reader:
             ("notice", "ncu-warning", messages.counts["warnings"], warning),
             ("info", "program-output", messages.other, None),
             ("info", "decimal-comma", self._numbers.with_comma, None),
-            ("data_loss", "damaged-file", int(bool(source.damage)), source.damage),
+            *source.issues,
         ]
         return [issue for issue in issues if issue[2]]
 

@@ -218,7 +218,8 @@ def _read(
         recording.counters = _counters(export)
         recording.lanes = _lanes(export, identity, recording.parts)
         issues = [
-            *of_file(file, source.damage),
+            *source.issues,
+            *of_file(file),
             *unusable,
             *of_rows(timeless, backwards),
             *of_database(database),

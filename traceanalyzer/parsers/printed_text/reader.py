@@ -117,5 +117,4 @@ def _issues(source: Source, rows: Rows, lines: Lines) -> Iterator[tuple[str, str
         yield (severity, code, count, f"line {first}")
     if lines.too_long:
         yield ("data_loss", "long-line", lines.too_long, f"line {lines.first_too_long}")
-    if source.damage:
-        yield ("data_loss", "damaged-file", 1, source.damage)
+    yield from source.issues

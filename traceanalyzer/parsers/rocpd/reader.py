@@ -59,7 +59,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         odd = [*of_rows(timeless, negative(parts))]
         trace = _trace(recording, parts, reading, source.path)
         issues = [
-            *of_file(file, source.damage),
+            *source.issues,
+            *of_file(file),
             *unusable,
             *odd,
             *of_database(database),

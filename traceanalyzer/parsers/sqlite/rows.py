@@ -290,10 +290,8 @@ def _is_filled(columns: Iterable[pl.Series]) -> bool:
 Finding = tuple[str, str, int, str | None]
 
 
-def of_file(file: File, damage: str | None) -> Iterator[Finding]:
-    """Report a damaged or truncated file."""
-    if damage:
-        yield "data_loss", "damaged-file", 1, damage
+def of_file(file: File) -> Iterator[Finding]:
+    """Report a truncated file."""
     if file.missing:
         yield "data_loss", "truncated", 1, f"byte {file.size:,} of {file.size + file.missing:,}"
 
