@@ -234,6 +234,30 @@ def test_samples_name_host_code_without_other_places(frac: float, place: str) ->
     assert activities.of_gaps(named, gaps.clear()).place == "aten::flip"
 
 
+def test_operators_that_the_gpu_lacks_are_one_finding() -> None:
+    """The operator copies its input to the CPU, computes there, and copies the result back."""
+    name = "aten::linalg_inv_ex"
+
+    def between(at: int) -> Rows:
+        rows = [
+            host("cpu_op", name, (at + 1) * US, 450 * US),
+            host("cpu_op", name, (at + 138) * US, 180 * US),
+        ]
+        for n, (copy, after) in enumerate((("D2M", 10), ("M2D", 330))):
+            ids = {"correlation": 1000 + 2 * at + n}
+            begin = (at + after) * US
+            rows += [
+                host("xpu_runtime", "urEnqueueUSMMemcpy", begin - 5 * US, 2 * US, **ids),
+                device(f"Memcpy {copy}", begin, 120 * US, **ids) | {"kind": "gpu_memcpy"},
+            ]
+        return rows
+
+    one = first(loop(between), "exposed-copies")
+    assert f"The GPU has no kernel of {name}" in one.advice
+    assert "device to host" in one.title
+    assert [effect.id for effect in one.effects] == ["host-code"]
+
+
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
     """Copies in both directions in each step; the CPU updates the parameters, or augments data."""

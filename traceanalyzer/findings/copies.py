@@ -235,6 +235,10 @@ _COMPUTE_THERE = (
     "{} runs on the CPU, on tensors that are copied to the host for it: run it on the GPU, and "
     "copy only the result, in the steps that need it"
 )
+_FALLS_BACK = (
+    "The GPU has no kernel of {}, so PyTorch computes it on the CPU and copies its inputs and "
+    "results: use an operator that the GPU has, a newer version, or compute it less often"
+)
 _SWAPPED = (
     "The engine moves the KV cache of preempted requests: give the cache more memory "
     "(gpu_memory_utilization, an FP8 cache), or limit the requests at a time (max_num_seqs)"
@@ -274,7 +278,8 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if on_cpu := answers.on_cpu:
         if ON_CPU in on_cpu:
             return OF_PROVIDER.format(operator=on_cpu.split()[0])
-        text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else _COMPUTE_THERE.format(on_cpu)
+        of_operator = _FALLS_BACK if on_cpu == place.get("outer") else _COMPUTE_THERE
+        text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else of_operator.format(on_cpu)
         return f"{text}; traceanalyzer transfers lists the copies."
     texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:

@@ -1,5 +1,6 @@
 """Rules: what they check, and the measurements that they return."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -166,7 +167,8 @@ class Answers:
         large = sums.filter(pl.col("ns") > _LEAST_COPIES * pl.col("ns").sum())["direction"]
         if code.steps_on_cpu and {"HtoD", "DtoH"} <= {*large}:
             return OPTIMIZER
-        return code.place if code.is_operator and "DtoH" in code.after else ""
+        copied = re.search(causes.DEVICE_TO_HOST, code.after)
+        return code.place if code.is_operator and copied else ""
 
     @cached_property
     def memory_use(self) -> tuple[int, int] | None:

@@ -45,6 +45,9 @@ SIZE = pl.Enum((*_CLASSES, UNKNOWN))
 #: ``Memcpy HtoD (Pinned -> Device)``, ``Memset (Device)``.
 _NAME = re.compile(r"^(?:Memcpy (?P<direction>.+?)|Memset)(?: \((?P<memory>.+)\))?$")
 
+#: Directions as Intel's PTI names them.
+_OF_INTEL = {"M2D": "HtoD", "D2M": "DtoH"}
+
 PAGEABLE = "pageable"
 SMALL = "small-copies"
 EXPOSED = "exposed-copies"
@@ -231,7 +234,9 @@ def with_directions(moves: pl.DataFrame) -> pl.DataFrame:
     distinct = moves["name"].unique().drop_nulls()
     matches = [(name, _NAME.match(name)) for name in distinct.cast(pl.String)]
     rows = [
-        (name, m["direction"] or SET, m["memory"]) if m else (name, name, None)
+        (name, _OF_INTEL.get(m["direction"], m["direction"] or SET), m["memory"])
+        if m
+        else (name, name, None)
         for name, m in matches
     ]
     types = {"name": pl.String, "direction": pl.String, "memory": pl.String}
