@@ -370,3 +370,28 @@ def test_loop_over_recurrent_cells() -> None:
     one = by_id(ta.diagnose(launching("void kernel::lstm_cell_forward<float, int, 1>()", 5)))
     assert "LSTMCell 40 times per step" in one["launch-bound"].title
     assert "torch.nn.LSTM " in one["launch-bound"].advice
+
+
+@pytest.mark.parametrize("pause", [0, 300])
+def test_host_code_after_waits_is_part_of_them_unless_it_has_a_name(pause: int) -> None:
+    """Timers: each kernel of 400 us is waited for, and 60 us of host code follow the wait.
+
+    A longer pause in each step has a name.
+    """
+    events: list[dict[str, Any]] = []
+    length = (2400 + pause) * US
+    for number in range(24):
+        at, ids = 600 * US * number + number // 4 * pause * US, {"correlation": number + 1}
+        if number % 4 == 0:
+            events.append(step(number // 4, at, length))
+        events += [
+            host("cuda_runtime", "cudaLaunchKernel", at + US, 3 * US, **ids),
+            device(GEMM, at + 10 * US, 400 * US, **ids),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 5 * US, 530 * US),
+        ]
+        if pause and number % 4 == 3:
+            events.append(host("user_annotation", "tokenize", at + 536 * US, (pause + 60) * US))
+    found = by_id(ta.diagnose(trace(events)))
+    assert ("host-code" in found) == bool(pause)
+    waits = 130 if pause else 196
+    assert found["synchronisation"].cost_frac == pytest.approx(4 * waits / (2400 + pause), abs=0.02)

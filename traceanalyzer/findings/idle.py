@@ -93,6 +93,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     waiting = _waiting(cause, result, answers)
     if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
         waiting, advice = f"{waiting}{read[0]}", read[1]
+    if cause == causes.SYNCHRONISATION and _after_waits(answers).height:
+        waiting = f"{waiting} and runs host code after each wait"
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
     slow, slower = "" if once else straggling.slow_host(answers, ranks), ""
     if slow and of_host:
@@ -143,7 +145,36 @@ def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
         losses = losses.filter(~within(losses, spans)) if spans.height else losses
     if cause == causes.HOST_CODE and answers.reads_copies:
         return pl.concat([losses, answers.time.of_cause(causes.COPIES)])
-    return pl.concat([losses, answers.remade]) if cause == causes.MODULE_LOADING else losses
+    if cause == causes.MODULE_LOADING:
+        return pl.concat([losses, answers.remade])
+    if cause == causes.SYNCHRONISATION:
+        return pl.concat([losses, _after_waits(answers)])
+    if cause == causes.HOST_CODE:
+        keys = [*DEVICE, "start"]
+        return losses.join(_after_waits(answers), on=keys, how="anti", nulls_equal=True)
+    return losses
+
+
+def _after_waits(answers: Answers) -> pl.DataFrame:
+    """Return losses by host code after waits for the device, if those take more time.
+
+    It has no name, or that of the range of the waits. Without them, the host would run it while the
+    device works.
+    """
+    losses, result = answers.time.losses, answers.of(GpuIdle)
+    if result is None or (launches := answers.of(Launches)) is None:
+        return losses.clear()
+    one, where = result.activity(causes.HOST_CODE), synchronising_place(launches)
+    is_part = not one.frame and one.place in ("", where.get("annotation"))
+    waits = int(answers.time.of_cause(causes.SYNCHRONISATION)["lost_ns"].sum())
+    code = answers.time.of_cause(causes.HOST_CODE)
+    if (
+        not is_part
+        or waits < code["lost_ns"].sum()
+        or not _waits_before(causes.HOST_CODE, answers)[0]
+    ):
+        return losses.clear()
+    return pl.concat([code.filter("waited"), _following_waits(causes.HOST_CODE, answers)])
 
 
 def _explained(
@@ -735,12 +766,10 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
     It is lost time without work in between. Empty if that is less than half of it, or if the host
     waits for a shorter time while the device works: it could not run that far ahead.
     """
-    result, losses = answers.of(Launches), answers.time.in_stretches
-    waits = (pl.col("cause") == causes.SYNCHRONISATION).cum_sum().over(*DEVICE, "stretch")
-    rows = losses.with_columns(follows=waits > 0).filter(pl.col("cause") == cause)
-    after, whole = (int(r["lost_ns"].sum()) for r in (rows.filter("follows"), rows))
+    result, rows = answers.of(Launches), answers.time.in_stretches.filter(pl.col("cause") == cause)
+    whole, after = (int(r["lost_ns"].sum()) for r in (rows, _following_waits(cause, answers)))
     place = synchronising_place(result) if result else {}
-    if not place or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
+    if not place or not whole or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
         return "", 0.0
     work = int(answers.time.busy["busy_ns"].sum()) / answers.time.windows.height
     each = rows.group_by(*DEVICE, "step").agg(ns=pl.col("lost_ns").sum())["ns"]
@@ -748,6 +777,13 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
         return "", 0.0
     where = place["operator"] or place["annotation"] or place["python"]
     return f"{place['call']}{f' in {frame_text(where)}' if where else ''}", after / whole
+
+
+def _following_waits(cause: str, answers: Answers) -> pl.DataFrame:
+    """Return losses of a cause that follow waits for the device without work in between."""
+    waits = (pl.col("cause") == causes.SYNCHRONISATION).cum_sum().over(*DEVICE, "stretch")
+    rows = answers.time.in_stretches.filter(waits > 0, pl.col("cause") == cause)
+    return rows.drop("stretch")
 
 
 #: What the host does besides launching: it overlaps with device work if the host runs ahead.
