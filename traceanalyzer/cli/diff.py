@@ -106,8 +106,7 @@ def diff(
         ]
         for first, more in ((before, more_before), (after, more_after))
     ]
-    runs = [run for side in sides for run in side]
-    runs += [inputs_of([path], quiet=reading.quiet) for path in others]
+    runs = [*sides[0], *sides[1], *(inputs_of([path], quiet=reading.quiet) for path in others)]
     if others and not bisect:
         raise OptionError(
             "more than two runs: --bisect compares runs in order, --more-after adds one"

@@ -63,30 +63,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     segments = tables.segments(reading, of_devices, of_stacks, rank)
     blocks = tables.blocks(reading, of_devices, of_stacks, segments)
     devices = sorted({*history.device.tolist(), *segments["device"].drop_nulls().to_list()})
-    pinned = _pinned(reading, top)
-    if pinned and segments.is_empty() and not history.rows.size:
-        raise MalformedInput(
-            source.path,
-            f"has pinned host memory alone ({pinned:,} rows), which is not analysed",
-            hint="call torch.cuda.memory._record_memory_history() without record_cuda=False",
-        )
-    if events.is_empty() and segments.is_empty():
-        hint = f"{RECORD}, and take the snapshot after it"
-        raise MalformedInput(
-            source.path, "an empty snapshot: no segments and no history", hint=hint
-        )
+    if segments.is_empty() and (events.is_empty() or not history.rows.size):
+        _require_history(source, _pinned(reading, top), events)
+    meta = Meta(
+        path=source.path,
+        format=MEMORY_SNAPSHOT,
+        epoch_ns=None if start_us is None else start_us * _US,
+        start_ns=None if start_us is None else 0,
+        rank=rank,
+        devices=tuple(Device(device) for device in devices),
+        extra=_extra(reading, top),
+    )
     return Trace(
-        sources=(
-            Meta(
-                path=source.path,
-                format=MEMORY_SNAPSHOT,
-                epoch_ns=None if start_us is None else start_us * _US,
-                start_ns=None if start_us is None else 0,
-                rank=rank,
-                devices=tuple(Device(device) for device in devices),
-                extra=_extra(reading, top),
-            ),
-        ),
+        sources=(meta,),
         events=events.with_columns(rank=pl.lit(rank, pl.Int32)),
         stacks=of_stacks.table,
         memory_totals=totals,
@@ -94,6 +83,18 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         blocks=blocks,
         issues=issue_rows(_issues(source, reading, top, history, alone), rank),
     )
+
+
+def _require_history(source: Source, pinned: int, events: pl.DataFrame) -> None:
+    """Raise the error about a snapshot without segments and history."""
+    what, hint = "", f"{RECORD}, and take the snapshot after it"
+    if pinned:
+        what = f"has pinned host memory alone ({pinned:,} rows), which is not analysed"
+        hint = "call torch.cuda.memory._record_memory_history() without record_cuda=False"
+    elif events.is_empty():
+        what = "an empty snapshot: no segments and no history"
+    if what:
+        raise MalformedInput(source.path, what, hint=hint)
 
 
 def _read(source: Source, progress: Progress | None) -> Snapshot:
