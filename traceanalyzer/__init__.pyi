@@ -69,8 +69,8 @@ from traceanalyzer.errors import TraceAnalyzerError as TraceAnalyzerError
 from traceanalyzer.errors import UnknownFormat as UnknownFormat
 from traceanalyzer.errors import UnreadableFile as UnreadableFile
 from traceanalyzer.findings import diagnose as diagnose
-from traceanalyzer.findings.gains import what_if as what_if
 from traceanalyzer.findings.result import Diagnosis as Diagnosis
+from traceanalyzer.findings.what_if import what_if as what_if
 from traceanalyzer.result import Finding as Finding
 from traceanalyzer.result import Report as Report
 from traceanalyzer.result import Result as Result

@@ -327,7 +327,7 @@ ENTRIES: dict[str, Entry] = {
             "What a fix would gain: the run replayed with changes.",
             group="Start here",
             examples=("run/", "run/ --free data-loading --scale 'gemm=2'"),
-            code="traceanalyzer.findings.gains",
+            code="traceanalyzer.findings.what_if",
             plot="gain of each change",
             result="compute:WhatIf",
             helpers=("replay",),

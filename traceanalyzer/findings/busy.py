@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.kernels.training import (
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import Confidence, Result, Severity
+from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _MATH = "aten::_scaled_dot_product_attention_math"
@@ -426,7 +426,7 @@ def _unaligned_products(result: Kernels, answers: Answers) -> Iterator[Measured]
     rows = _chosen(result, time, kernel_names.unaligned)
     if not rows["ns"].sum() or not time.whole_ns:
         return
-    if efficiency and _is_found(_far_from_roof, efficiency, answers):
+    if efficiency and _is_found(_far_from_roof, answers):
         reasons = _unclaimed(efficiency, answers)["why"].fill_null("")
         if reasons.str.contains(roofs.UNALIGNED, literal=True).any():
             return
@@ -456,13 +456,13 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     )
     if (kernels := answers.of(Kernels)) is None:
         return rows
-    if _is_found(_no_tensor_cores, kernels, answers):
+    if _is_found(_no_tensor_cores, answers):
         rows = rows.filter(pl.col("precision") != "fp32")
-    if _is_found(_double_precision, kernels, answers):
+    if _is_found(_double_precision, answers):
         rows = rows.filter(pl.col("precision") != "fp64")
-    if _is_found(_unfused_attention, kernels, answers):
+    if _is_found(_unfused_attention, answers):
         rows = rows.filter(~pl.col("operator").is_in(PRODUCTS))
-    if _is_found(_recomputed_activations, kernels, answers):
+    if _is_found(_recomputed_activations, answers):
         once = 1 - pl.col("recomputed_calls") / pl.col("calls")
         rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
     if kernel_names.unaligned(kernels.heaviest("name")["name"].drop_nulls()):
@@ -479,13 +479,13 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
 _ALIGNED = 8
 
 
-def _is_found(rule: Rule, result: Result, answers: Answers) -> bool:
-    return any(rule.severity(one.size) for one in rule.measured(result, answers))
+def _is_found(rule: Rule, answers: Answers) -> bool:
+    return any(rule.severity(one.size or 0.0) for one in rule.judge(answers))
 
 
-def memory_bound_is_found(result: Kernels, answers: Answers) -> bool:
+def memory_bound_is_found(answers: Answers) -> bool:
     """Whether memory-bound-kernels is a finding."""
-    return _is_found(_memory_bound_kernels, result, answers)
+    return _is_found(_memory_bound_kernels, answers)
 
 
 def _of_shapes(

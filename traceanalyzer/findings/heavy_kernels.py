@@ -224,7 +224,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     yield from _matrix_updates(result, answers)
     sums = _kinds(result, time)
     doubles = double_in(result, time)["kernel"]
-    if fused := memory_bound_is_found(result, answers):
+    if fused := memory_bound_is_found(answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     in_pytorch = result.has_operators and answers.program.pytorch
     others = 0

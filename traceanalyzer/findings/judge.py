@@ -314,7 +314,7 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
             evidence = tuple(map(in_hip, measured.evidence))
             measured = replace(measured, title=title, advice=advice, evidence=evidence)
         is_once = measured.once and answers.time.in_steps
-        severity = rule.severity(measured.size, "low" if is_once else measured.confidence)
+        severity = rule.severity(measured.size or 0.0, "low" if is_once else measured.confidence)
         if severity is not None:
             severity = "info" if measured.of == WITH_WARM_UP else severity
             explained = {**measured.explained}

@@ -231,8 +231,8 @@ class Measured:
 
     Attributes:
         title: the problem in one line, with its cost.
-        size: value to compare with the thresholds of the rule; by default (negative) ``total_ns``
-            as a share of the time.
+        size: value to compare with the thresholds of the rule; by default ``total_ns`` as a share
+            of the time.
         evidence: further numbers, one sentence each.
         advice: what to try.
         cost_ns: lost time, mean per step and device (per device if no steps are marked), or None.
@@ -252,7 +252,7 @@ class Measured:
     """
 
     title: str
-    size: float = -1.0
+    size: float | None = None
     evidence: tuple[str, ...] = ()
     advice: str = ""
     cost_ns: int | None = None
@@ -311,18 +311,13 @@ class Rule:
     compares_ranks: bool = False
     lacks: Callable[[Any], str | None] = field(default=_nothing, repr=False)
 
-    def measured(self, result: Result, answers: Answers) -> Iterator[Measured]:
-        """Yield the measurements of a result that are above 0."""
-        for one in self.function(result, answers):
-            size = one.size if one.size >= 0 else answers.time.frac(one.total_ns or 0)
-            if size:
-                yield replace(one, size=size)
-
     def judge(self, answers: Answers) -> Iterator[Measured]:
-        """Yield the measurements of the result of its analysis."""
-        for one in self.measured(answers.results[self.analysis], answers):
-            is_share = one.cost_frac is None and not self.counts
-            yield replace(one, cost_frac=one.size) if is_share else one
+        """Yield the measurements above 0 of the result of its analysis, with their sizes."""
+        for one in self.function(answers.results[self.analysis], answers):
+            size = answers.time.frac(one.total_ns or 0) if one.size is None else one.size
+            if size:
+                is_share = one.cost_frac is None and not self.counts
+                yield replace(one, size=size, cost_frac=size if is_share else one.cost_frac)
 
     def severity(self, size: float, confidence: Confidence = "high") -> Severity | None:
         """Return the severity of a size, ``low`` at most warning; None below all thresholds."""

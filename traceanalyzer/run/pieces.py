@@ -297,7 +297,7 @@ class OpenedInputs:
             return None
         if self._needs is None and trace.meta.format == MEMORY_SNAPSHOT:  # not cut
             return None if self.several else _WHOLE_SNAPSHOT
-        from traceanalyzer.analyzers.common.windows import no_timeline
+        from traceanalyzer.analyzers.common.clocks import no_timeline
 
         return no_timeline(trace)
 
@@ -415,7 +415,7 @@ class OpenedInputs:
             return
         traces = (item for item in self.items if isinstance(item, Trace))
         item = next((one for one in traces if one.meta.path == path), path)
-        from traceanalyzer.analyzers.common.windows import no_events, recorded_span
+        from traceanalyzer.analyzers.common.clocks import no_events, recorded_span
 
         whole = How(how.format)
         if isinstance(item, Trace):
@@ -461,7 +461,7 @@ def only_trace(
     else:
         trace = _read(source, how, columns=columns, since_ns=how.since_ns, until_ns=how.until_ns)
     if how.has_window:
-        from traceanalyzer.analyzers.common.windows import no_timeline
+        from traceanalyzer.analyzers.common.clocks import no_timeline
 
         if why := no_timeline(trace):
             raise MissingData(f"{trace.meta.path}: {why}")

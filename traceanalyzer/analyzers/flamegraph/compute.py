@@ -9,7 +9,7 @@ from typing import Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
-from traceanalyzer.analyzers.common import own_lines, windows
+from traceanalyzer.analyzers.common import clocks, own_lines
 from traceanalyzer.analyzers.common.columns import of_one_unit
 from traceanalyzer.analyzers.common.libraries import by_component
 from traceanalyzer.analyzers.flamegraph import By, Options, Weight, result, tree, weights
@@ -49,9 +49,9 @@ def measure(trace: Trace, options: Options) -> weights.Part:
         wanted &= inside
     rows = trace.events.with_row_index("_row").filter(wanted)
     if rows.is_empty():
-        span = windows.recorded_span(trace)
+        span = clocks.recorded_span(trace)
         if span and window != (None, None) and trace.events.filter(inside).is_empty():
-            raise MissingData(windows.no_events(trace.meta.path, span, *options.window))
+            raise MissingData(clocks.no_events(trace.meta.path, span, *options.window))
         raise MissingData(f"{trace.meta.path}: no events match the options")
     number = rows["_row"]
     if (rows["kind"] == "sample").all():
@@ -166,7 +166,7 @@ def _window(
         return None, None
     window = trace.window(since_ns, until_ns)
     if window is None:
-        raise MissingData(f"{trace.meta.path}: {windows.no_timeline(trace)}")
+        raise MissingData(f"{trace.meta.path}: {clocks.no_timeline(trace)}")
     return window
 
 

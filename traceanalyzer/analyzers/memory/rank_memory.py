@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.common import columns, display, names, windows
+from traceanalyzer.analyzers.common import clocks, columns, display, names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.analyzers.memory import Options, Window, attribution
@@ -120,9 +120,9 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
     """
     if options.windowed and trace.events["ts"].null_count():
         raise MissingData(f"{trace.meta.path}: no times were recorded. Omit --since and --until.")
-    span = windows.recorded_span(trace) if options.windowed else None
-    if span is not None and windows.is_outside(span, *options.window):
-        raise MissingData(windows.no_events(trace.meta.path, span, *options.window))
+    span = clocks.recorded_span(trace) if options.windowed else None
+    if span is not None and clocks.is_outside(span, *options.window):
+        raise MissingData(clocks.no_events(trace.meta.path, span, *options.window))
     lines, attributed = trace.once(
         ("rank_memory", tuple(options.library_name)), lambda: _attributed(trace, options)
     )
