@@ -73,7 +73,7 @@ def read_for(command: str) -> Callable[[str], tuple[float, int]]:
         from traceanalyzer.parsers.chrome_trace import reader  # noqa: F401
 
         analyzer = ENTRIES[COMMANDS[command]].analyzer()
-        needs = analyzer.needs(analyzer.options())
+        needs = analyzer.needed(analyzer.options())
         start = time.perf_counter()
         trace = ta.read(path, kinds=needs.kinds, names=needs.names, columns=needs.columns)
         return time.perf_counter() - start, trace.events.height

@@ -13,8 +13,7 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.annotations import Options
-from traceanalyzer.analyzers.annotations.compute import annotated, attribute, launched, needs
+from traceanalyzer.analyzers.annotations.compute import NEEDS, annotated, attribute, launched
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.nesting import ROOT
 from traceanalyzer.run.ranks import by_rank
@@ -23,7 +22,6 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK
 
 EXPORTS = ("mfu_2gpu_before", "mfu_2gpu_after", "power_iteration_t4", "saxpy_mpi_lazy_false")
 
-NEEDS = needs(Options())
 
 #: What PyTorch's ``emit_nvtx`` adds to the name of an operator.
 CALL = (", seq = ", ", op_id = ")

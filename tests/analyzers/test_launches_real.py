@@ -28,9 +28,8 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.device_work import device_work
-from traceanalyzer.analyzers.launches import Options
 from traceanalyzer.analyzers.launches.calls import launch_calls, with_launches
-from traceanalyzer.analyzers.launches.compute import needs
+from traceanalyzer.analyzers.launches.compute import NEEDS
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Trace
 
@@ -53,7 +52,7 @@ NO_LAUNCH = ("hipExtLaunchKernel",)
 
 @cache
 def read(path: Path) -> Trace:
-    wanted = needs(Options())
+    wanted = NEEDS
     return ta.read(path, kinds=wanted.kinds, names=wanted.names)
 
 

@@ -22,7 +22,7 @@ from traceanalyzer.analyzers.common.device_work import (
     measure_parts,
 )
 from traceanalyzer.analyzers.overlap import Options
-from traceanalyzer.analyzers.overlap.compute import COARSE, combine, measure, needs, overlap
+from traceanalyzer.analyzers.overlap.compute import COARSE, NEEDS, combine, measure, overlap
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace, concat
@@ -322,7 +322,7 @@ def test_inputs_are_unchanged_and_order_does_not_matter() -> None:
 
 
 def read(path: Path) -> Trace:
-    wanted = needs(Options())
+    wanted = NEEDS
     return ta.read(path, kinds=wanted.kinds, names=wanted.names)
 
 

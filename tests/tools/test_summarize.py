@@ -164,7 +164,7 @@ def test_options_that_measure_does_not_use_are_not_read_by_it(monkeypatch):
         watched = object.__new__(spied)
         watched.__dict__.update(options.__dict__)
         read.clear()
-        analyzer.needs(watched)
+        analyzer.needed(watched)
         try:
             part = analyzer.part(trace, watched)
         except MissingData:

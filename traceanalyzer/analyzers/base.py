@@ -254,10 +254,10 @@ class Analyzer(Generic[O, P, R]):
     Attributes:
         name: name of the Python function, the JSON section and the registry entry.
         options: options class.
-        needs: return the data to read from each file.
+        needs: the data to read from each file, or what returns it for options.
         measure: compute the part of one rank; small and picklable, possibly in another process.
-        combine: combine the parts of all ranks, in any order, to the result; the third argument is
-            the parts of the run to compare with.
+        combine: combine the parts of all ranks, in any order, to the result; with ``base``, the
+            third argument is the parts of the run to compare with.
         take: extract the data for ``measure`` from a trace, so that the trace can be freed.
         more: return the data of a second read of a file if its parts require one.
         refine: complete the result with more data from the inputs.
@@ -276,9 +276,9 @@ class Analyzer(Generic[O, P, R]):
 
     name: str
     options: type[O]
-    needs: Callable[[O], Needs]
+    needs: Needs | Callable[[O], Needs]
     measure: Callable[[Any, O], P]
-    combine: Callable[[Sequence[P], O, Sequence[P]], R]
+    combine: Callable[..., R]
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Reader], R] | None = None
@@ -289,6 +289,10 @@ class Analyzer(Generic[O, P, R]):
     whole_file: bool = False
     of_one_job: Literal["mixed", "only", ""] = "mixed"
     measure_for: Mapping[Use, Callable[[Any, O], P]] = field(default_factory=dict)
+
+    def needed(self, options: O) -> Needs:
+        """Return the data to read from each file."""
+        return self.needs if isinstance(self.needs, Needs) else self.needs(options)
 
     def measure_used(self, use: Use) -> Callable[[Any, O], P]:
         """Return the function that measures a rank for a use."""

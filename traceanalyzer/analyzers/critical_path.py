@@ -119,9 +119,7 @@ def _charts(result: CriticalPath) -> Iterator[Chart]:
               "time per step")  # fmt: skip
 
 
-def combine(
-    parts: Sequence[Program], _options: Options, _base: Sequence[Program] = ()
-) -> CriticalPath:
+def combine(parts: Sequence[Program], _options: Options) -> CriticalPath:
     """Follow the longest path through all ranks.
 
     Raises:
@@ -152,7 +150,7 @@ def combine(
 
 
 CRITICAL_PATH = Analyzer(
-    "critical_path", Options, program.needs, program.measure, combine,
+    "critical_path", Options, program.NEEDS, program.measure, combine,
     more=program.more_with_graphs, of_one_job="only",
 )  # fmt: skip
 

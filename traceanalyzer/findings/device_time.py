@@ -83,9 +83,9 @@ _LOSS: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceTime:
-    """The lost time of all devices by root cause.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DeviceTime(Basis):
+    """The lost time of all devices by root cause, and the whole time that it is a share of.
 
     Attributes:
         losses: one row per interval: path, rank, device, start, end (on the clock of its file),
@@ -98,7 +98,6 @@ class DeviceTime:
         warm_up: idle time and exposed copies in warm-up steps, which are no windows, in columns of
             losses.
         warm_up_ns: time of all warm-up steps.
-        on_host: whether no device work was recorded and the devices are the main threads.
     """
 
     losses: pl.DataFrame
@@ -106,45 +105,11 @@ class DeviceTime:
     outside: pl.DataFrame
     warm_up: pl.DataFrame
     warm_up_ns: int
-    on_host: bool
-
-    @cached_property
-    def whole_ns(self) -> int:
-        """Time of all devices: all steps, or all spans if no steps are marked."""
-        return int(self.windows.select(_LENGTH.sum()).item())
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether steps are marked; then only their time counts."""
-        return self.windows["step"].null_count() < self.windows.height
-
-    @cached_property
-    def basis(self) -> Basis:
-        """The time of which costs are shares."""
-        return Basis(self.whole_ns, self.windows.height, self.in_steps, self.on_host)
-
-    @property
-    def of(self) -> str:
-        """Name of the whole time."""
-        return self.basis.of
 
     @property
     def exposed(self) -> str:
         """Name of exposed communication; without GPUs there is no overlap."""
         return "communication" if self.on_host else "exposed communication"
-
-    @property
-    def per(self) -> str:
-        """Unit of costs; empty for one device without steps."""
-        return self.basis.per
-
-    def frac(self, total_ns: float) -> float:
-        """Return a total time as a share of the whole time, at most all of it."""
-        return self.basis.frac(total_ns)
-
-    def each_ns(self, total_ns: float) -> int:
-        """Return a total time as the mean per step and device (or per device)."""
-        return self.basis.each_ns(total_ns)
 
     def cost(self, total_ns: float, *, once: bool = False) -> dict[str, Any]:
         """Return a total time as fields of a finding; ``once``: per device, not per step."""
@@ -156,16 +121,12 @@ class DeviceTime:
         mean = {"cost_ns": self.each_ns(total_ns), "per": self.per}
         return mean | share
 
-    def outside_ns(self, total_ns: float) -> int:
-        """Return a total time, also outside the whole one, as the mean per step and device."""
-        return round(total_ns / max(self.windows.height, 1))
-
     def text(self, total_ns: float, *, once: bool = False) -> str:
         """Format a total time: ``1.45 ms per step and GPU``."""
         if once:
             cost = self.cost(total_ns, once=True)
             return f"{format_ns(cost['cost_ns'])} per {cost['per']}"
-        return self.basis.text(total_ns)
+        return super().text(total_ns)
 
     def share(self, total_ns: float, *, once: bool = False) -> str:
         """Format a total time and its share: ``1.45 ms per step and GPU (12.1 % of step time)``."""
@@ -336,11 +297,14 @@ def device_time(
     lengths = pl.concat([alone.select("cause", ns=_LENGTH), *inside])
     outside = lengths.group_by("cause").agg(idle_ns=pl.col("ns").sum())
     time = DeviceTime(
-        with_step(losses.filter(pl.col("lost_ns") > 0), windows),
-        windows,
-        outside.sort("idle_ns", "cause", descending=[True, False]),
-        with_step(_shaped(in_first), first),
-        int(first.select(_LENGTH.sum()).item()),
+        losses=with_step(losses.filter(pl.col("lost_ns") > 0), windows),
+        windows=windows,
+        outside=outside.sort("idle_ns", "cause", descending=[True, False]),
+        warm_up=with_step(_shaped(in_first), first),
+        warm_up_ns=int(first.select(_LENGTH.sum()).item()),
+        whole_ns=int(windows.select(_LENGTH.sum()).item()),
+        n=windows.height,
+        in_steps=windows["step"].null_count() < windows.height,
         on_host=idle is not None and idle.coverage.on_host,
     )
     if time.in_turn or time.busiest:  # the host waits for one GPU, as the others do

@@ -385,7 +385,7 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
         facts |= time.cost(measured.total_ns, once=measured.once)
         facts |= {"cost_frac": measured.cost_frac, "of": measured.of}
         if not measured.once:
-            facts["cost_ns"] = time.outside_ns(measured.total_ns)
+            facts["cost_ns"] = round(measured.total_ns / max(time.n, 1))
     elif measured.total_ns is not None:
         facts["cost_ns"] = measured.total_ns
         if time.whole_ns:

@@ -158,7 +158,7 @@ def _how(reading: Reading, questions: Questions) -> How:
         return checked_how("report", reading, columns=schema.INPUTS, args_with_modules=True)
     if questions.on_rank is not None:  # its traces are kept
         return checked_how("report", reading)
-    needed = (one.analyzer.needs(one.options).inputs_of for one in questions.asked.values())
+    needed = (one.analyzer.needed(one.options).inputs_of for one in questions.asked.values())
     inputs_of = frozenset().union(*needed)
     more = {"unused": _UNUSED_BY_RULES, "columns": schema.INPUTS, "inputs_of": inputs_of}
     return checked_how("diagnose", reading, **more)
@@ -304,7 +304,7 @@ def notes_on(state: State) -> tuple[str, ...]:
 def _collect(
     analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, how: How, *, may_be_empty: bool = False
 ) -> tuple[OpenedInputs, Question[O, P, R]]:
-    opened = OpenedInputs(inputs, analyzer.needs(options), how, split=analyzer.split_ranks)
+    opened = OpenedInputs(inputs, analyzer.needed(options), how, split=analyzer.split_ranks)
     opened.every_file |= analyzer.every_file
     questions = Questions.of_one(analyzer, options)
     measure_all(opened, questions)

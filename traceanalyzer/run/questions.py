@@ -87,7 +87,8 @@ class Question(Generic[O, P, R]):
         parts = [part for _, part in self.parts]
         self.parts.clear()
         with self._shielded():
-            result = self.analyzer.combine(parts, self.options, [part for _, part in base])
+            compared = ([part for _, part in base],) if self.analyzer.base else ()
+            result = self.analyzer.combine(parts, self.options, *compared)
             if self.analyzer.refine:
                 result = self.analyzer.refine(result, self.options, reader)
             if self.package:

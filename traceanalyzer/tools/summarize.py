@@ -261,7 +261,7 @@ def _section(
     task: _Task, questions: Questions, analyzer: Any, reading: _ReadOnce
 ) -> tuple[tuple[State, list[Skipped]], Questions, InputError | None]:
     """Measure one input for one section; return what is stored of it, and why it failed."""
-    needs = None if analyzer is None else analyzer.needs(questions.asked[analyzer.name].options)
+    needs = None if analyzer is None else analyzer.needed(questions.asked[analyzer.name].options)
     unused = ("flows",) if questions.use == "findings" else ()
     split = analyzer is None or analyzer.split_ranks
     how = How(read=reading, unused=unused, columns=() if analyzer else INPUTS)
@@ -433,7 +433,7 @@ def _write_contexts(tasks: Sequence[_Task], *, force: bool) -> list[str]:
         try:
             parts = _parts_of(questions, summaries)
             if parts:
-                result = comm.combine(parts, comm.options(), ())
+                result = comm.combine(parts, comm.options())
                 comm.refine(result, comm.options(), asking)  # type: ignore[misc]
         except TraceAnalyzerError:  # no communication, or no input can be read
             continue

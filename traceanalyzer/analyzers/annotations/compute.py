@@ -44,10 +44,12 @@ MEASURES = (
 )  # fmt: skip
 
 
-def needs(_options: Options) -> Needs:
-    """Annotations, device work and the calls that launched it."""
-    kinds = frozenset((*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS))
-    return Needs(kinds, PYTORCH_MARKS, unused=("device", "stream", "external_id", "bytes"))
+#: Annotations, device work and the calls that launched it.
+NEEDS = Needs(
+    {*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS},
+    PYTORCH_MARKS,
+    unused=("device", "stream", "external_id", "bytes"),
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def measure(trace: Trace, options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Annotations:
+def combine(parts: Sequence[Part], options: Options) -> Annotations:
     """Sum the annotations of all ranks by domain and name."""
     parts = [part for part in parts if not part.of_snapshot] or parts
     all_work = _added([part.all_work for part in parts])
@@ -137,7 +139,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-ANNOTATIONS = Analyzer("annotations", Options, needs, measure, combine)
+ANNOTATIONS = Analyzer("annotations", Options, NEEDS, measure, combine)
 
 
 # --- ranges ------------------------------------------------------------------------------------

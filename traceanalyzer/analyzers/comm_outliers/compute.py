@@ -62,11 +62,6 @@ NEEDS = Needs(
 CONTEXT = Needs(NEEDS.kinds | {"cpu_op", "python_function", "osrt"})
 
 
-def needs(_options: Options) -> Needs:
-    """Return what the first read requires."""
-    return NEEDS
-
-
 def measure_any(trace: Trace, options: Options) -> Part | Aggregates:
     """Return :func:`measure`, or the durations that NCCL Inspector recorded without times."""
     return aggregates.of_forms(trace, (vocabulary.INSPECTOR_FORM,)) or measure(trace, options)
@@ -255,7 +250,7 @@ def _has_only_communication(reader: Reader, path: str) -> bool:
 COMM_OUTLIERS = Analyzer(
     "comm_outliers",
     Options,
-    needs,
+    NEEDS,
     measure_any,
     combine,
     refine=refine,

@@ -30,10 +30,10 @@ _MOVED = ("n", "moved_bytes", "host_ns", "copy_ns", "waited")
 _ALLOCATED = ("n", "total_ns", "loop_n", "loop_ns", "late_n", "late_ns")
 
 
-def needs(_options: Options) -> Needs:
-    """Calls, and the copies and memsets that they start."""
-    unused = ("category", "tid", "device", "stream", "external_id")
-    return Needs({*LAUNCH_KINDS, *_MOVES}, unused=unused)
+#: Calls, and the copies and memsets that they start.
+NEEDS = Needs(
+    {*LAUNCH_KINDS, *_MOVES}, unused=("category", "tid", "device", "stream", "external_id")
+)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> CudaApi:
+def combine(parts: Sequence[Part], _options: Options) -> CudaApi:
     """Combine the calls of all ranks."""
     moved, allocated = columns.concat_tables(parts, "moves", "allocations")
     numbers = pl.Series(range(len(parts)), dtype=pl.UInt32)
@@ -132,7 +132,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
     )
 
 
-CUDA_API = Analyzer("cuda_api", Options, needs, measure, combine)
+CUDA_API = Analyzer("cuda_api", Options, NEEDS, measure, combine)
 
 
 # --- one rank ------------------------------------------------------------------------------

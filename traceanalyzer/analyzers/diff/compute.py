@@ -21,7 +21,7 @@ from traceanalyzer.analyzers.flamegraph.result import FlameGraph
 from traceanalyzer.analyzers.gpu_idle import compute as gpu_idle
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES
 from traceanalyzer.analyzers.kernels import compute as kernels
-from traceanalyzer.analyzers.memory import compute as memory
+from traceanalyzer.analyzers.memory import compute as memory, ledger
 from traceanalyzer.analyzers.memory.diff import MemoryDiff, diff_of
 from traceanalyzer.analyzers.memory.rank_memory import is_snapshot
 from traceanalyzer.analyzers.operators import call_tree, compute as operators
@@ -49,17 +49,16 @@ _WINDOWED = "Memory is not compared: it needs the whole recording."
 
 #: Options of the memory part.
 _PEAK = memory.MEMORY.options()
-_MEMORY = memory.MEMORY.needs(_PEAK)
 
 
 def needs(options: Options) -> Needs:
     """The data that any of the comparisons needs."""
     each = [
         steps.needs(steps.STEPS.options(options.step_name)),
-        gpu_idle.needs(gpu_idle.GPU_IDLE.options()),
+        gpu_idle.NEEDS,
         operators.needs(_CALLS[0]),
         comm.NEEDS,
-        *([_MEMORY] if options.with_memory else []),
+        *([ledger.NEEDS] if options.with_memory else []),
     ]
     kinds = frozenset(("sample", "lane")).union(*(one.kinds for one in each))
     names = dict.fromkeys(name for one in each for name in one.names)
@@ -255,7 +254,7 @@ def _files(before: runs.Run, after: runs.Run) -> pl.DataFrame:
 
 
 def _compares_memory(trace: Trace, options: Options) -> bool:
-    kinds = _MEMORY.kinds - {"cpu_op", "nvtx", "python_function", "user_annotation"}
+    kinds = ledger.NEEDS.kinds - {"cpu_op", "nvtx", "python_function", "user_annotation"}
     recorded = trace.segments.height > 0 or bool(trace.events["kind"].is_in(kinds).any())
     return options.with_memory and recorded
 

@@ -43,11 +43,14 @@ _FLOPS = {
 }
 
 
-def needs(_options: Options) -> Needs:
-    """Operators with their inputs, kernels with their launch calls, and marks of steps."""
-    kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS} - {"other"}
-    unused = ("bytes", "address")
-    return Needs(kinds, step_marks.MARK_NAMES, INPUTS, unused, inputs_of=INPUTS_OF)
+#: Operators with their inputs, kernels with their launch calls, and marks of steps.
+NEEDS = Needs(
+    {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS} - {"other"},
+    step_marks.MARK_NAMES,
+    INPUTS,
+    unused=("bytes", "address"),
+    inputs_of=INPUTS_OF,
+)
 
 
 @dataclass(frozen=True)
@@ -292,7 +295,7 @@ def _flops(rows: pl.DataFrame) -> pl.DataFrame:
 # --- all ranks ---------------------------------------------------------------------------------
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Efficiency:
+def combine(parts: Sequence[Part], options: Options) -> Efficiency:
     """Combine all ranks, with the peaks of their GPUs."""
     ordered = sorted(parts, key=lambda part: (part.rank is None, part.rank or 0, part.path))
     peaks = roofs.by_gpu({part.gpu for part in parts}, options)
@@ -431,7 +434,7 @@ def _gpus(parts: Sequence[Part]) -> int:
 EFFICIENCY = Analyzer(
     "efficiency",
     Options,
-    needs,
+    NEEDS,
     measure,
     combine,
     measure_for={"page": measure_for_report, "findings": measure_for_rules},

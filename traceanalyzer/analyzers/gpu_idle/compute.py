@@ -40,10 +40,8 @@ _UNIT = ["unit"]
 _UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHECKPOINT_IO]
 
 
-def needs(_options: Options) -> Needs:
-    """Return the kinds to read: device work and host activity."""
-    kinds = {*DEVICE_WORK, *host.HOST, host.OVERHEAD, "cuda_sync"}
-    return Needs(kinds, unused=("external_id",))
+#: Device work and host activity.
+NEEDS = Needs({*DEVICE_WORK, *host.HOST, host.OVERHEAD, "cuda_sync"}, unused=("external_id",))
 
 
 @dataclass(frozen=True)
@@ -250,7 +248,7 @@ def _merged(part: Part, work: pl.DataFrame, options: Options) -> Part:
     return replace(part, lost=losing.merged(part.lost, marks, options.min_gap_ns))
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> GpuIdle:
+def combine(parts: Sequence[Part], options: Options) -> GpuIdle:
     """Join the idle time of all ranks by cause."""
     shifts, one_clock = clocks.axis(parts, "units")
     key = ["rank", "path", "device", "pid"]
@@ -281,21 +279,20 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-def more(parts: Sequence[Part], options: Options) -> Needs | None:
+def more(parts: Sequence[Part], _options: Options) -> Needs | None:
     """Return what to read to explain long gaps: sampled stacks, or targets of stream waits."""
     samples = any(part.coverage.unread_samples for part in parts)
     targets = any(part.coverage.unread_targets for part in parts)
     if not samples and not targets:
         return None
-    first = needs(options)
     columns = ("args",) if targets else ()
-    return replace(first, kinds={*first.kinds, "sample"}, samples=samples, columns=columns)
+    return replace(NEEDS, kinds={*NEEDS.kinds, "sample"}, samples=samples, columns=columns)
 
 
 GPU_IDLE = Analyzer(
     "gpu_idle",
     Options,
-    needs,
+    NEEDS,
     measure,
     combine,
     take=take,

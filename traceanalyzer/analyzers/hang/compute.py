@@ -44,9 +44,8 @@ _DEEPEST = 30
 _NAMED = 16
 
 
-def needs(_options: Options) -> Needs:
-    """Sampled stacks; dumps are always read wholly."""
-    return Needs(frozenset({"sample"}), samples=True)
+#: Sampled stacks; dumps are always read wholly.
+NEEDS = Needs({"sample"}, samples=True)
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ def _threads(trace: Trace) -> pl.DataFrame:
     )
 
 
-def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Hang:
+def combine(parts: Sequence[Part], _options: Options) -> Hang:
     """Align the records of all ranks and find what they wait for.
 
     Raises:
@@ -353,7 +352,7 @@ def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
 
 
 HANG = Analyzer(
-    "hang", Options, needs, measure, combine, split_ranks=False, every_file=True, whole_file=True,
+    "hang", Options, NEEDS, measure, combine, split_ranks=False, every_file=True, whole_file=True,
     of_one_job="",
 )  # fmt: skip
 

@@ -115,7 +115,7 @@ def measure(trace: Trace, options: Options) -> Part:
     )  # fmt: skip
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> HostMetrics:
+def combine(parts: Sequence[Part], options: Options) -> HostMetrics:
     """Combine the counters of all files.
 
     Raises:

@@ -42,9 +42,8 @@ _SMALL = ("rank", "world_size")
 _SEVERITIES = ("error", "data_loss", "notice", "info")
 
 
-def needs(_options: Options) -> Needs:
-    """All events and columns."""
-    return Needs(frozenset(), samples=True, everything=True)
+#: All events and columns.
+NEEDS = Needs(frozenset(), samples=True, everything=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def measure(trace: Trace, _options: Options, *, for_rules: bool = False) -> Part
     return part
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Info:
+def combine(parts: Sequence[Part], options: Options) -> Info:
     """Combine the descriptions of all traces, in the order of their ranks and names."""
     parts = sorted(parts, key=_place)
     files = _frame(_FILES, (row for part in parts for row in part.files))
@@ -96,7 +95,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 INFO = Analyzer(
     "info",
     Options,
-    needs,
+    NEEDS,
     measure,
     combine,
     split_ranks=False,

@@ -173,7 +173,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     )  # fmt: skip
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Kernels:
+def combine(parts: Sequence[Part], options: Options) -> Kernels:
     """Sum the kernels of all ranks by family and by name."""
     work, kernels = _with_common_numbers(parts)
     work, replayed, matched = _with_operators_of_replays(work, parts)

@@ -47,11 +47,12 @@ _NO_SHORT = pl.DataFrame(schema={"name": pl.Categorical(), **_COUNTS, "short_ns"
 _NO_PLACE = [pl.lit(None, pl.String).alias(name) for name in ("annotation", "operator", "step")]
 
 
-def needs(_options: Options) -> Needs:
-    """Device work, launch calls, and the operators, annotations and frames around them."""
-    kinds = {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS, "python_function"}
-    kinds.add(launching.OVERHEAD)
-    return Needs(kinds, step_marks.MARK_NAMES, unused=("external_id", "bytes"))
+#: Device work, launch calls, and the operators, annotations and frames around them.
+NEEDS = Needs(
+    {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS, "python_function", launching.OVERHEAD},
+    step_marks.MARK_NAMES,
+    unused=("external_id", "bytes"),
+)
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     )  # fmt: skip
 
 
-def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Launches:
+def combine(parts: Sequence[Part], _options: Options) -> Launches:
     """Combine the launches of all ranks."""
     calls, (shifts, _) = joined(parts, "calls"), clocks.axis(parts, "devices")
     stretches = _stretches(parts, shifts)
@@ -228,7 +229,7 @@ def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()
 LAUNCHES = Analyzer(
     "launches",
     Options,
-    needs,
+    NEEDS,
     measure,
     combine,
     take=take,

@@ -100,9 +100,7 @@ def _growth(rank: rank_memory.RankMemory, options: MemoryOptions) -> growth.Memo
         return None
 
 
-def combine(
-    parts: Sequence[result.Memory], options: Options, _base: Sequence[result.Memory] = ()
-) -> result.Memory:
+def combine(parts: Sequence[result.Memory], options: Options) -> result.Memory:
     """Combine the memory of all ranks."""
     remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
     devices, alive, timeline, pools = concat_tables(parts, "devices", "alive", "timeline", "pools")
@@ -148,7 +146,7 @@ def _name(rank: int | None, device: int | None) -> str:
 MEMORY = Analyzer(
     "memory",
     MemoryOptions,
-    ledger.needs,
+    ledger.NEEDS,
     measure,
     combine,
     whole_file=True,

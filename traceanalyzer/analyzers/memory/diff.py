@@ -49,7 +49,7 @@ def combine(
 MEMORY_DIFF = Analyzer(
     "memory_diff",
     DiffOptions,
-    ledger.needs,
+    ledger.NEEDS,
     partial(compute.measure, drawn=False, causes=False),
     combine,
     base="other",

@@ -100,9 +100,7 @@ def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> Memo
     return MemoryGrowth(pl.concat(boundaries), pl.concat(growth))
 
 
-def combine(
-    parts: Sequence[MemoryGrowth], _options: GrowthOptions, _base: Sequence[MemoryGrowth] = ()
-) -> MemoryGrowth:
+def combine(parts: Sequence[MemoryGrowth], _options: GrowthOptions) -> MemoryGrowth:
     """Combine the growth of all ranks."""
     return MemoryGrowth(*columns.concat_tables(parts, "steps", "growth"))
 
@@ -294,7 +292,7 @@ def _charts(result: MemoryGrowth) -> Iterator[Chart]:
 
 
 MEMORY_GROWTH = Analyzer(
-    "memory_growth", GrowthOptions, ledger.needs, measure, combine, whole_file=True
+    "memory_growth", GrowthOptions, ledger.NEEDS, measure, combine, whole_file=True
 )
 
 

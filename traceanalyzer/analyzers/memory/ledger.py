@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
+from traceanalyzer.analyzers.base import Needs
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, is_truncated, record_hint
@@ -43,11 +43,6 @@ _HOST_MEMORY = ("Pinned", "Pageable")
 _CLOSING = ("free_completed", "free_requested")
 _GROWING = ("segment_alloc", "segment_map")
 _SHRINKING = ("segment_free", "segment_unmap")
-
-
-def needs(_options: AnalyzerOptions) -> Needs:
-    """Return what all analyses of memory read: allocations and the code that was running."""
-    return NEEDS
 
 
 @dataclass(frozen=True)

@@ -122,9 +122,7 @@ def of_rank(
     return MemoryErrors(pl.concat(errors), pl.concat(live), pl.concat(devices))
 
 
-def combine(
-    parts: Sequence[MemoryErrors], options: OomOptions, _base: Sequence[MemoryErrors] = ()
-) -> MemoryErrors:
+def combine(parts: Sequence[MemoryErrors], options: OomOptions) -> MemoryErrors:
     """Combine the errors of all ranks, the earliest first; without absolute times, by rank."""
     errors, alive, devices = concat_tables(parts, "errors", "alive", "devices")
     order = [*_DEVICE, "event"]
@@ -516,7 +514,7 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
 MEMORY_OOM = Analyzer(
     "memory_oom",
     OomOptions,
-    ledger.needs,
+    ledger.NEEDS,
     measure,
     combine,
     whole_file=True,

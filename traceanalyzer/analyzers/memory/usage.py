@@ -44,11 +44,6 @@ class Fill:
         return int(self.taken_bytes[first : last + 1].max()), True
 
 
-def needs(_options: Options) -> Needs:
-    """Return what to read: allocations."""
-    return Needs(ledger.ALLOCATIONS, samples=True)
-
-
 def measure(trace: Trace, _options: Options) -> list[Fill]:
     """Return the memory use of each device of a trace of one rank.
 
@@ -72,11 +67,11 @@ def measure(trace: Trace, _options: Options) -> list[Fill]:
     return fills
 
 
-def combine(
-    _parts: Sequence[list[Fill]], _options: Options, _base: Sequence[list[Fill]] = ()
-) -> Result:
+def combine(_parts: Sequence[list[Fill]], _options: Options) -> Result:
     """Return an empty result: other analyzers use the parts."""
     return Result()
 
 
-MEMORY_USAGE = Analyzer("memory_usage", Options, needs, measure, combine)
+MEMORY_USAGE = Analyzer(
+    "memory_usage", Options, Needs(ledger.ALLOCATIONS, samples=True), measure, combine
+)

@@ -32,10 +32,12 @@ from traceanalyzer.vocabulary import DEVICE_WORK
 _KEYS = ["module", "phase"]
 
 
-def needs(_options: Options) -> Needs:
-    """Host calls with their arguments and inputs, device work and allocations."""
-    kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
-    return Needs(kinds, columns=(*INPUTS, "args"), unused=("category",))
+#: Host calls with their arguments and inputs, device work and allocations.
+NEEDS = Needs(
+    {*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS},
+    columns=(*INPUTS, "args"),
+    unused=("category",),
+)
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ def _added(group: intervals.Ints, values: intervals.Ints, size: int) -> interval
 # --- all ranks -----------------------------------------------------------------------------
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Modules:
+def combine(parts: Sequence[Part], options: Options) -> Modules:
     """Sum the modules of all ranks; modules with the same names from the outermost are one.
 
     Raises:
@@ -336,7 +338,7 @@ def _numbers(part: Part) -> dict[str, int | None]:
     }
 
 
-MODULES = Analyzer("modules", Options, needs, measure, combine)
+MODULES = Analyzer("modules", Options, NEEDS, measure, combine)
 
 
 def modules(

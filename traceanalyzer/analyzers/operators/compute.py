@@ -192,9 +192,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
     )
 
 
-def combine(
-    parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()
-) -> result.Operators:
+def combine(parts: Sequence[Part], options: Options) -> result.Operators:
     """Sum the operators of all ranks by row.
 
     Raises:

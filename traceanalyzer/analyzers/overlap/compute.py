@@ -55,9 +55,8 @@ _NO_STEPS = (
 )
 
 
-def needs(_options: Options) -> Needs:
-    """Device work, its launch calls, and the annotations that mark steps."""
-    return Needs(_KINDS, MARK_NAMES, unused=("external_id", "bytes"))
+#: Device work, its launch calls, and the annotations that mark steps.
+NEEDS = Needs(_KINDS, MARK_NAMES, unused=("external_id", "bytes"))
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def measure(trace: Trace, options: Options, *, for_rules: bool = False) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Overlap:
+def combine(parts: Sequence[Part], options: Options) -> Overlap:
     """Combine the device time of all ranks.
 
     Raises:
@@ -189,7 +188,7 @@ def _is_much(devices: pl.DataFrame) -> bool:
 OVERLAP = Analyzer(
     "overlap",
     Options,
-    needs,
+    NEEDS,
     measure,
     combine,
     measure_for={"findings": partial(measure, for_rules=True)},

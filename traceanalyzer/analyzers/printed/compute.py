@@ -27,11 +27,6 @@ _READ: tuple[Callable[[pl.DataFrame, Options], Form | None], ...] = (
 FORMS = (*timers.FORMS, *flops.FORMS, *operators.FORMS, *memory.FORMS, *collectives.FORMS)
 
 
-def needs(_options: Options) -> Needs:
-    """Return no kinds: printed text has no events and is always read as a whole."""
-    return Needs(frozenset())
-
-
 def measure(trace: Trace, _options: Options) -> Aggregates:
     """Return the rows of printed text of one rank.
 
@@ -44,7 +39,7 @@ def measure(trace: Trace, _options: Options) -> Aggregates:
     return rows
 
 
-def combine(parts: Sequence[Aggregates], options: Options, _base: object = ()) -> Printed:
+def combine(parts: Sequence[Aggregates], options: Options) -> Printed:
     """Return the tables of all forms.
 
     Raises:
@@ -57,7 +52,7 @@ def combine(parts: Sequence[Aggregates], options: Options, _base: object = ()) -
     return Printed(forms)
 
 
-PRINTED = Analyzer("printed", Options, needs, measure, combine)
+PRINTED = Analyzer("printed", Options, Needs(frozenset()), measure, combine)
 
 
 def printed(

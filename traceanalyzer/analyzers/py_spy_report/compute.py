@@ -38,9 +38,8 @@ _LINE = ("group", "place", *PATH, "calls", "calls_frac", "samples", "samples_fra
 _ROLES = (MAIN, "child process", "DataLoader worker")
 
 
-def needs(_options: Options) -> Needs:
-    """Samples, and the names of processes and threads."""
-    return Needs(frozenset(("sample", "lane")), samples=True)
+#: Samples, and the names of processes and threads.
+NEEDS = Needs({"sample", "lane"}, samples=True)
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def measure(trace: Trace, options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> LeafPaths:
+def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
     """Combine the reports of all files with one unit.
 
     Raises:
@@ -167,7 +166,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
     )
 
 
-PY_SPY_REPORT = Analyzer("py_spy_report", Options, needs, measure, combine, split_ranks=False)
+PY_SPY_REPORT = Analyzer("py_spy_report", Options, NEEDS, measure, combine, split_ranks=False)
 
 
 # --- libraries of frames ---------------------------------------------------------------------

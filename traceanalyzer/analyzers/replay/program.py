@@ -144,23 +144,23 @@ class Program(clocks.Origin):
         return bool((self.calls["kind"] == RUN).any())
 
 
-def needs(_options: AnalyzerOptions | None = None) -> Needs:
-    """Return the data that a program is built from."""
-    kinds = {*DEVICE_WORK, *HOST_KINDS, "cuda_sync"} - {"osrt", "overhead"}
-    return Needs(kinds, step_marks.MARK_NAMES)
+#: The data that a program is built from.
+NEEDS = Needs(
+    {*DEVICE_WORK, *HOST_KINDS, "cuda_sync"} - {"osrt", "overhead"}, step_marks.MARK_NAMES
+)
 
 
-def more(parts: Sequence[Program], options: AnalyzerOptions) -> Needs | None:
+def more(parts: Sequence[Program], _options: AnalyzerOptions) -> Needs | None:
     """Request arguments too if they tell which event a stream waits for."""
     unread = any(part.unread_events for part in parts)
-    return replace(needs(options), columns=("args",)) if unread else None
+    return replace(NEEDS, columns=("args",)) if unread else None
 
 
 def more_with_graphs(parts: Sequence[Program], options: AnalyzerOptions) -> Needs | None:
     """Request the arrows too, which have the dependencies of the nodes of CUDA graphs."""
     if not any(part.work["call"].drop_nulls().is_duplicated().any() for part in parts):
         return more(parts, options)
-    wanted = more(parts, options) or needs(options)
+    wanted = more(parts, options) or NEEDS
     return replace(wanted, kinds=wanted.kinds | {"flow"})
 
 

@@ -8,7 +8,7 @@ from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.analyzers.common.columns import ratio
@@ -63,11 +63,6 @@ class Engine:
     steps: pl.DataFrame
 
 
-def needs(_options: Options) -> Needs:
-    """Return what the steps of an engine need; a log is always read as a whole."""
-    return steps.needs(StepOptions())
-
-
 def measure(trace: Trace, _options: Options) -> Requested | Engine:
     """Return the requests of a log, or the steps of the engine in a trace.
 
@@ -86,7 +81,7 @@ def measure(trace: Trace, _options: Options) -> Requested | Engine:
     return Engine(trace.meta.rank, trace.meta.path, absolute)
 
 
-def combine(parts: Sequence[Requested | Engine], _options: Options, _base: object = ()) -> Requests:
+def combine(parts: Sequence[Requested | Engine], _options: Options) -> Requests:
     """Return the requests of all logs, and their division by the steps of the first rank.
 
     Raises:
@@ -116,7 +111,7 @@ def combine(parts: Sequence[Requested | Engine], _options: Options, _base: objec
     )
 
 
-REQUESTS = Analyzer("requests", Options, needs, measure, combine)
+REQUESTS = Analyzer("requests", Options, steps.needs(StepOptions()), measure, combine)
 
 
 # --- requests ------------------------------------------------------------------------------------

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.efficiency import Options as EfficiencyOptions, compute as efficiency
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of, with_given
@@ -42,16 +42,13 @@ _RULE = ("rule", "rule_type", "section", "speedup_type")
 TENSOR = " tensor"
 
 
-def needs(options: Options) -> Needs:
-    """The metrics of rooflines; operators with their inputs, as ``efficiency``."""
-    of_traces = efficiency.needs(_of_traces(options))
-    return Needs(
-        {*of_traces.kinds, "metric"},
-        of_traces.names,
-        of_traces.columns,
-        unused=of_traces.unused,
-        metrics=SUBSTRINGS,
-    )
+#: The metrics of rooflines; operators with all their inputs, otherwise as ``efficiency``.
+NEEDS = replace(
+    efficiency.NEEDS,
+    kinds={*efficiency.NEEDS.kinds, "metric"},
+    metrics=SUBSTRINGS,
+    inputs_of=frozenset(),
+)
 
 
 def _of_traces(options: Options) -> EfficiencyOptions:
@@ -117,7 +114,7 @@ def measure(trace: Trace, options: Options) -> Part:
 # --- all files -----------------------------------------------------------------------------------
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Roofline:
+def combine(parts: Sequence[Part], options: Options) -> Roofline:
     """Combine all files.
 
     Raises:
@@ -455,7 +452,7 @@ def _roofs_of_operators(peaks: pl.DataFrame, options: Options) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=_ROOFS, orient="row").unique(maintain_order=True)
 
 
-ROOFLINE = Analyzer("roofline", Options, needs, measure, combine)
+ROOFLINE = Analyzer("roofline", Options, NEEDS, measure, combine)
 
 
 def roofline(

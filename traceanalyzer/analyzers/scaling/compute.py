@@ -10,7 +10,7 @@ from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
+from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.analyzers.scaling import Options, epochs
@@ -47,10 +47,8 @@ class Part:
         return str(PurePath(self.timeline.path).parent)
 
 
-def needs(options: Options) -> Needs:
-    """Return what a timeline needs, and counters, for readings of power."""
-    of_timeline = timeline.needs(_timeline_options(options))
-    return replace(of_timeline, kinds=of_timeline.kinds | {"counter"})
+#: What a timeline needs, and counters, for readings of power.
+NEEDS = replace(timeline.NEEDS, kinds={*timeline.NEEDS.kinds, "counter"})
 
 
 def _timeline_options(options: Options) -> TimelineOptions:
@@ -74,7 +72,7 @@ def measure(trace: Trace, options: Options) -> Part | Aggregates:
     return Part(part, used, meta.world_size, record_hint(meta, "step"), gpus)
 
 
-def combine(parts: Sequence[Part | Aggregates], options: Options, _base: object = ()) -> Scaling:
+def combine(parts: Sequence[Part | Aggregates], options: Options) -> Scaling:
     """Compare the runs; epoch times are not used next to traces.
 
     Raises:
@@ -109,7 +107,7 @@ def _compared(parts: Sequence[Part], options: Options) -> Scaling:
     )
 
 
-SCALING = Analyzer("scaling", Options, needs, measure, combine, every_file=True, of_one_job="")
+SCALING = Analyzer("scaling", Options, NEEDS, measure, combine, every_file=True, of_one_job="")
 
 
 # --- one run -------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def _busy_before(trace: Trace, steps: pl.DataFrame) -> pl.Series:
     return intervals.overlap_with(windows, busy)["overlap"].alias("before_busy_ns")
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Steps:
+def combine(parts: Sequence[Part], options: Options) -> Steps:
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
     rows = engine.with_phases(joined(parts))

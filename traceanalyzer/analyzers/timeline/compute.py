@@ -47,11 +47,11 @@ _KEYS = ["rank", "path", "device"]
 _BUSY = (causes.EXPOSED, causes.COPIES)
 
 
-def needs(options: Options) -> Needs:
-    """Return what idle time, communication and the critical path need."""
-    several = (idle_time.needs(_idle_options(options)), COMMUNICATION_NEEDS, programs.needs())
-    kinds = frozenset().union(*(one.kinds for one in several))
-    return Needs(kinds, COMMUNICATION_NEEDS.names + programs.needs().names)
+#: What idle time, communication and the critical path need.
+NEEDS = Needs(
+    {*idle_time.NEEDS.kinds, *COMMUNICATION_NEEDS.kinds, *programs.NEEDS.kinds},
+    COMMUNICATION_NEEDS.names + programs.NEEDS.names,
+)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ()) -> Timeline:
+def combine(parts: Sequence[Part], options: Options) -> Timeline:
     """Align all ranks, and divide exposed communication into waiting and transfer."""
     compared = _compared(parts, options)
     shifts, one_clock = alignment.shifts([_recorded(part) for part in parts], compared)
@@ -172,7 +172,7 @@ def combine(parts: Sequence[Part], options: Options, _base: Sequence[Part] = ())
 TIMELINE = Analyzer(
     "timeline",
     Options,
-    needs,
+    NEEDS,
     measure,
     combine,
     slow=True,

@@ -40,10 +40,8 @@ _WAY = ("direction", "memory")
 _DEVICE = ("rank", "path", "device")
 
 
-def needs(_options: Options) -> Needs:
-    """Copies and memsets, and the kernels that may overlap with them."""
-    unused = ("category", "tid", "correlation", "external_id")  # streams show impossible times
-    return Needs({*DEVICE_WORK, PAGE_FAULT}, unused=unused)
+#: Copies and memsets, and the kernels that may overlap with them; streams show impossible times.
+NEEDS = Needs({*DEVICE_WORK, PAGE_FAULT}, unused=("category", "tid", "correlation", "external_id"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], _options: Options, _base: Sequence[Part] = ()) -> Transfers:
+def combine(parts: Sequence[Part], _options: Options) -> Transfers:
     """Sum the copies and memsets of all ranks by direction, memory and size."""
     path = pl.Series([part.path for part in parts], dtype=pl.String)
     moves = stacked([part.moves for part in parts], path=path).with_columns(size_class())
@@ -144,7 +142,7 @@ def _both_directions(moves: pl.DataFrame) -> pl.DataFrame:
     return counts.filter(pl.col("up") + pl.col("down") > 0)
 
 
-TRANSFERS = Analyzer("transfers", Options, needs, measure, combine)
+TRANSFERS = Analyzer("transfers", Options, NEEDS, measure, combine)
 
 
 # --- one rank ------------------------------------------------------------------------------

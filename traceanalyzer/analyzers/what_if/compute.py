@@ -221,7 +221,7 @@ _LOSS = 0.001
 _MOST_TRIED = 16
 
 
-def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program] = ()) -> WhatIf:
+def combine(parts: Sequence[Program], options: Options) -> WhatIf:
     """Replay the run without a change, and with the given one or each usual one.
 
     Raises:
@@ -278,7 +278,7 @@ def combine(parts: Sequence[Program], options: Options, _base: Sequence[Program]
 
 
 WHAT_IF = Analyzer(
-    "what_if", Options, program.needs, program.measure, combine,
+    "what_if", Options, program.NEEDS, program.measure, combine,
     more=program.more_with_graphs, of_one_job="only",
 )  # fmt: skip
 

@@ -175,9 +175,7 @@ def _require_few(count: int) -> None:
         )
 
 
-def combine(
-    parts: Sequence[Program], _options: ReplayOptions, _base: Sequence[Program] = ()
-) -> Replay:
+def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
     """Replay the run without a change.
 
     Raises:
@@ -191,5 +189,5 @@ def combine(
 
 
 WHAT_IF_REPLAY = Analyzer(
-    "what_if_replay", ReplayOptions, program.needs, measure, combine, more=program.more
+    "what_if_replay", ReplayOptions, program.NEEDS, measure, combine, more=program.more
 )

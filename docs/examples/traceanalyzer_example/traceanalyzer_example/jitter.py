@@ -43,7 +43,7 @@ def measure(trace: Trace, _options: Options) -> pl.DataFrame:
     return trace.require("kernel").select(kernel=pl.col("name").cast(pl.String), dur="dur")
 
 
-def combine(parts: Sequence[pl.DataFrame], options: Options, _base: object = ()) -> Jitter:
+def combine(parts: Sequence[pl.DataFrame], options: Options) -> Jitter:
     """Combine all ranks; ties are sorted by name, so that the output is stable."""
     median, longest = pl.col("dur").median(), pl.col("dur").max()
     sums = pl.concat(parts).group_by("kernel").agg(n=pl.len(), median_ns=median, max_ns=longest)
