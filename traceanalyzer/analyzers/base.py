@@ -278,7 +278,7 @@ class Analyzer(Generic[O, P, R]):
     options: type[O]
     needs: Needs | Callable[[O], Needs]
     measure: Callable[[Any, O], P]
-    combine: Callable[..., R]
+    combine: Callable[[Sequence[P], O], R]
     take: Callable[[Trace, O], Any] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Reader], R] | None = None

@@ -87,8 +87,9 @@ class Question(Generic[O, P, R]):
         parts = [part for _, part in self.parts]
         self.parts.clear()
         with self._shielded():
+            combine: Callable[..., R] = self.analyzer.combine
             compared = ([part for _, part in base],) if self.analyzer.base else ()
-            result = self.analyzer.combine(parts, self.options, *compared)
+            result = combine(parts, self.options, *compared)
             if self.analyzer.refine:
                 result = self.analyzer.refine(result, self.options, reader)
             if self.package:

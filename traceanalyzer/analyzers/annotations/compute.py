@@ -8,6 +8,7 @@ from typing import Unpack
 import numpy as np
 import polars as pl
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.annotations import By, Options
 from traceanalyzer.analyzers.annotations.result import Amount, Annotations
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
@@ -18,17 +19,10 @@ from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.frames.linking import RangeContents, innermost_range
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
-from traceanalyzer.vocabulary import (
-    ANNOTATION_KINDS,
-    DEVICE_WORK,
-    LAUNCH_KINDS,
-    MEMORY_SNAPSHOT,
-    PROFILER_STEP,
-)
 
 #: Parts of the names of PyTorch's annotations, which it recorded as operators until 2021.
 PYTORCH_MARKS = (
-    PROFILER_STEP,
+    vocabulary.PROFILER_STEP,
     "(DataLoader)#",
     "(DataPipe)#",
     "Optimizer.step#",
@@ -46,7 +40,7 @@ MEASURES = (
 
 #: Annotations, device work and the calls that launched it.
 NEEDS = Needs(
-    {*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS},
+    {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, *vocabulary.ANNOTATION_KINDS},
     PYTORCH_MARKS,
     unused=("device", "stream", "external_id", "bytes"),
 )
@@ -112,7 +106,7 @@ def measure(trace: Trace, options: Options) -> Part:
         other_thread=_amount(work.filter(~of_any & _while_any_runs(ranges, work))),
         unlaunched=Amount(all_work.n - known.n, all_work.total_ns - known.total_ns),
         unclosed=unclosed,
-        of_snapshot=trace.meta.format == MEMORY_SNAPSHOT,
+        of_snapshot=trace.meta.format == vocabulary.MEMORY_SNAPSHOT,
     )
 
 
@@ -151,7 +145,7 @@ def _is_annotation(events: pl.DataFrame) -> pl.Expr:
     of_pytorch = (pl.col("kind") == "cpu_op") & names.named(
         operators, [re.escape(mark) for mark in PYTORCH_MARKS]
     )
-    return of_kinds(ANNOTATION_KINDS) | of_pytorch
+    return of_kinds(vocabulary.ANNOTATION_KINDS) | of_pytorch
 
 
 def annotated(trace: Trace, patterns: Sequence[str]) -> tuple[pl.DataFrame, int]:

@@ -11,14 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.names import distinct, mapped
-from traceanalyzer.analyzers.cuda_api import Options
-from traceanalyzer.analyzers.cuda_api.result import (
-    CudaApi,
-    Sorts,
-    findings_of,
-    of_moves,
-    sorted_out,
-)
+from traceanalyzer.analyzers.cuda_api import Options, result
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import linking
 from traceanalyzer.run.loop import run
@@ -58,7 +51,7 @@ class Part:
     rank: int | None
     path: str
     calls: pl.DataFrame
-    sorts: Sorts
+    sorts: result.Sorts
     moves: pl.DataFrame
     allocations: pl.DataFrame
     span_ns: int
@@ -83,7 +76,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     first, last = ended.select(
         pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
     ).row(0)  # fmt: skip
-    sorts = sorted_out(distinct(calls.rename({"call": "name"})))
+    sorts = result.sorted_out(distinct(calls.rename({"call": "name"})))
     moving = ended.filter(pl.col("name").is_in(sorts.moving)).select(
         "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
     )
@@ -102,7 +95,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], _options: Options) -> CudaApi:
+def combine(parts: Sequence[Part], _options: Options) -> result.CudaApi:
     """Combine the calls of all ranks."""
     moved, allocated = columns.concat_tables(parts, "moves", "allocations")
     numbers = pl.Series(range(len(parts)), dtype=pl.UInt32)
@@ -113,9 +106,9 @@ def combine(parts: Sequence[Part], _options: Options) -> CudaApi:
     total_ns = int(calls["total_ns"].sum())
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
     allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")
-    rows_of_findings = findings_of(calls, moves, allocations)
+    rows_of_findings = result.findings_of(calls, moves, allocations)
     by_rank = columns.with_sources(by_part, parts)
-    return CudaApi(
+    return result.CudaApi(
         n=int(calls["n"].sum()),
         total_ns=total_ns,
         span_ns=sum(part.span_ns for part in parts),
@@ -138,7 +131,7 @@ CUDA_API = Analyzer("cuda_api", Options, NEEDS, measure, combine)
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFrame, int]:
+def _moves(trace: Trace, calls: pl.DataFrame, sorts: result.Sorts) -> tuple[pl.DataFrame, int]:
     """Return calls that moved memory by kind of move, and the number without a recorded move."""
     moves = of_kinds(_MOVES) & (pl.col("dur") >= 0)
     work = trace.events.select(
@@ -160,7 +153,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFram
             pl.col("dur").sum(),
             pl.col("end").max(),
         )
-    classified = joined.with_columns(of_moves(joined, sorts))
+    classified = joined.with_columns(result.of_moves(joined, sorts))
     summed = classified.group_by("call", "name", "finding").agg(
         columns.sum_if_known("moved_bytes"),
         n=pl.len().cast(pl.Int64),
@@ -172,7 +165,7 @@ def _moves(trace: Trace, calls: pl.DataFrame, sorts: Sorts) -> tuple[pl.DataFram
     return summed, calls.height - joined.height
 
 
-def _allocations(calls: pl.DataFrame, sorts: Sorts) -> pl.DataFrame:
+def _allocations(calls: pl.DataFrame, sorts: result.Sorts) -> pl.DataFrame:
     """Return the cost of allocating calls, in total and between the first and last launch.
 
     The first of several calls of a function is setup if it takes longer than all others together:
@@ -270,7 +263,7 @@ def _numbers(part: Part, calls: pl.DataFrame) -> dict[str, int | None]:
     }
 
 
-def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> CudaApi:
+def cuda_api(inputs: Inputs, **reading: Unpack[Reading]) -> result.CudaApi:
     """Return the host time of CUDA and HIP runtime and driver calls, and which block the host.
 
     By name: count, total, mean, median, minimum, maximum, 99th percentile. Findings are copies and

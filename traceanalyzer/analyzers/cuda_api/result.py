@@ -6,27 +6,13 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer import vocabulary
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.columns import sum_if_known
-from traceanalyzer.analyzers.common.display import (
-    bars,
-    headings,
-    places,
-    table_of_known,
-    without_end,
-)
 from traceanalyzer.analyzers.common.names import distinct, matcher, named
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
-from traceanalyzer.vocabulary import (
-    ALLOCATES,
-    COPY,
-    LAUNCH,
-    MEMSET,
-    SYNCHRONISE,
-    SYNCHRONISING_CALLS,
-    call_class,
-)
 
 _NAMED = 3
 
@@ -38,23 +24,23 @@ _SUMMED = (
     "both were recorded."
 )
 
-_FINDINGS = headings(
+_FINDINGS = display.headings(
     """finding, what, n, host_ns: host time, host_frac: of all calls, moved_bytes: moved,
     copy_ns: device time, waited: waited for it"""
 )
-_CALLS = headings(
+_CALLS = display.headings(
     """call, class, n, total_ns: total, total_frac: of all, mean_ns: mean, median_ns: median,
     min_ns: min, max_ns: max, p99_ns: p99"""
 )
-_MOVES = headings(
+_MOVES = display.headings(
     """call, copy, n, moved_bytes: moved, host_ns: host time, copy_ns: device time,
     waited: waited for it, finding"""
 )
-_ALLOCATIONS = headings(
+_ALLOCATIONS = display.headings(
     """call, n, total_ns: host time, max_ns: max, loop_n: in the loop, loop_ns: host time there,
     late_n: in its second half, late_ns: host time then"""
 )
-_RANKS = headings(
+_RANKS = display.headings(
     """on: rank, n, total_ns: total, span_ns: first to last call, waiting_ns: waiting,
     copying_ns: blocking copies, allocating_ns: allocating in the loop"""
 )
@@ -150,7 +136,7 @@ def _notes(result: CudaApi) -> Iterator[str]:
             f"{calls} that copy or set memory without a recorded copy or memset: only the call is "
             "counted."
         )
-    yield from without_end(result.unfinished, "call")
+    yield from display.without_end(result.unfinished, "call")
 
 
 # --- tables and charts ---------------------------------------------------------------------
@@ -160,13 +146,13 @@ def _tables(result: CudaApi) -> Iterator[Table]:
     """Build the tables: findings, calls by name, copies, allocations, ranks."""
     copy = pl.col("name").str.strip_prefix("Memcpy ").alias("copy")
     moves = result.moves.with_columns(copy)
-    yield table_of_known("findings", "Findings", result.findings, _FINDINGS)
+    yield display.table_of_known("findings", "Findings", result.findings, _FINDINGS)
     yield Table("calls", "Calls", result.calls, _CALLS, hide_first=("min_ns", "p99_ns", "mean_ns"))
-    yield table_of_known("moves", "Calls that copy or set memory", moves, _MOVES)
+    yield display.table_of_known("moves", "Calls that copy or set memory", moves, _MOVES)
     yield Table("allocations", "Calls that allocate or free", result.allocations, _ALLOCATIONS)
     if result.ranks.height > 1:
-        ranks = result.ranks.with_columns(places(result.ranks))
-        by_rank = result.by_rank.with_columns(places(result.by_rank))
+        ranks = result.ranks.with_columns(display.places(result.ranks))
+        by_rank = result.by_rank.with_columns(display.places(result.by_rank))
         yield Table("ranks", "Ranks", ranks, _RANKS)
         columns = {"on": "rank", **_CALLS}
         yield Table("by_rank", "Calls by rank", by_rank, columns, detail=True)
@@ -175,7 +161,9 @@ def _tables(result: CudaApi) -> Iterator[Table]:
 def _charts(result: CudaApi) -> Iterator[Chart]:
     """Build bars of the calls with most time."""
     title = "Calls by total time"
-    yield bars("calls", title, result.calls, length="total_ns", label="call", x_label="host time")
+    yield display.bars(
+        "calls", title, result.calls, length="total_ns", label="call", x_label="host time"
+    )
 
 
 ASYNC_PAGEABLE = "async-pageable"
@@ -224,25 +212,28 @@ class Sorts:
 
 def sorted_out(names: Iterable[str]) -> Sorts:
     """Classify names of calls."""
-    waits, returns = map(matcher, (SYNCHRONISING_CALLS, [_ASYNCHRONOUS]))
+    waits, returns = map(matcher, (vocabulary.SYNCHRONISING_CALLS, [_ASYNCHRONOUS]))
     known = sorted(names)
     prompt = {name for name in known if returns(name)}
-    moving = _in_class(known, COPY, MEMSET)
+    moving = _in_class(known, vocabulary.COPY, vocabulary.MEMSET)
     return Sorts(
         moving=moving,
         waiting=tuple(name for name in moving if name not in prompt),
         synchronising=tuple(
             name
             for name in known
-            if name not in moving and (call_class(name) == SYNCHRONISE or waits(name))
+            if name not in moving
+            and (vocabulary.call_class(name) == vocabulary.SYNCHRONISE or waits(name))
         ),
-        allocating=tuple(name for name in _in_class(known, *ALLOCATES) if name not in prompt),
-        launching=_in_class(known, LAUNCH),
+        allocating=tuple(
+            name for name in _in_class(known, *vocabulary.ALLOCATES) if name not in prompt
+        ),
+        launching=_in_class(known, vocabulary.LAUNCH),
     )
 
 
 def _in_class(names: Iterable[str], *classes: str) -> tuple[str, ...]:
-    return tuple(name for name in names if call_class(name) in classes)
+    return tuple(name for name in names if vocabulary.call_class(name) in classes)
 
 
 @dataclass(frozen=True)

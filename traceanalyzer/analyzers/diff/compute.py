@@ -116,7 +116,9 @@ def measure(trace: Trace, options: Options) -> runs.Part:
     return part
 
 
-def combine(parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Part]) -> result.Diff:
+def combine(
+    parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Part] = ()
+) -> result.Diff:
     """Compare two runs.
 
     Args:

@@ -168,7 +168,7 @@ def run_of(parts: Sequence[Part]) -> Run:
 def _combined(parts: Sequence[Part], name: str, analyzer: Analyzer[Any, Any, R]) -> R | None:
     """Combine the parts of an analyzer; None if there are none."""
     known = [getattr(part, name) for part in parts if getattr(part, name)]
-    return analyzer.combine(known, analyzer.options(), ()) if known else None
+    return analyzer.combine(known, analyzer.options()) if known else None
 
 
 def _place(part: Part) -> tuple[bool, int, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.common import device_steps, device_work, soundness
 from traceanalyzer.analyzers.common.clocks import Origin, origin
 from traceanalyzer.analyzers.common.columns import left_join
@@ -37,21 +38,10 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, of_kinds, record_hint
 from traceanalyzer.units import format_ns
-from traceanalyzer.vocabulary import (
-    ANNOTATION_KINDS,
-    BUILD_GRAPH,
-    HOST_COLLECTIVE_PREFIXES,
-    LAUNCH,
-    LAUNCH_KINDS,
-    LAUNCHES_WORK,
-    SHARE,
-    STREAM_WAIT,
-    call_class,
-)
 
 #: Host slices that show the activity of a thread.
 HOST = (
-    *("cpu_op", "user_annotation", "python_function", *LAUNCH_KINDS),
+    *("cpu_op", "user_annotation", "python_function", *vocabulary.LAUNCH_KINDS),
     *("nvtx", "osrt", "mpi", "other"),
 )
 
@@ -65,7 +55,7 @@ _ON_HOST = of_kinds(HOST) & pl.col("tid").is_not_null() & (pl.col("dur") >= 0)
 #: What blocked the host: the profiler, or CUDA while it loads code.
 OVERHEAD = "overhead"
 
-_RUNS_COLLECTIVE = starting_with(*HOST_COLLECTIVE_PREFIXES)
+_RUNS_COLLECTIVE = starting_with(*vocabulary.HOST_COLLECTIVE_PREFIXES)
 
 #: MPI calls that wait for other ranks or send data.
 _COMMUNICATES = (pl.col("kind") == "mpi") & ~pl.col("name").cast(pl.String).str.contains(
@@ -428,10 +418,10 @@ def _stream_waits(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     ``waits_for`` is the call, with the stream of the event that it waits for if ``cuda_sync`` rows
     and their arguments were read.
     """
-    hits = matching(trace.names, [STREAM_WAIT])
+    hits = matching(trace.names, [vocabulary.STREAM_WAIT])
     if not hits:
         return pl.DataFrame(schema=_STREAM_WAITS)
-    is_wait = of_kinds(LAUNCH_KINDS) & pl.col("name").is_in(hits)
+    is_wait = of_kinds(vocabulary.LAUNCH_KINDS) & pl.col("name").is_in(hits)
     columns = (*_LANE, "correlation", "name")
     calls = trace.events[["kind", "ts", *columns]].filter(is_wait)
     waits = calls.rename({"ts": "start"}).join(threads, on=_LANE, nulls_equal=True)
@@ -534,9 +524,11 @@ def _with_most_python(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 def _calling(trace: Trace) -> pl.DataFrame:
     """Return the threads with launch calls, joined to device work or not: pid, tid."""
-    calls = distinct(trace.events[["kind", "name"]].filter(pl.col("kind").is_in(LAUNCH_KINDS)))
-    launches = [name for name in calls if call_class(name) == LAUNCH]
-    condition = of_kinds(LAUNCH_KINDS) & pl.col("name").is_in(launches)
+    calls = distinct(
+        trace.events[["kind", "name"]].filter(pl.col("kind").is_in(vocabulary.LAUNCH_KINDS))
+    )
+    launches = [name for name in calls if vocabulary.call_class(name) == vocabulary.LAUNCH]
+    condition = of_kinds(vocabulary.LAUNCH_KINDS) & pl.col("name").is_in(launches)
     return _host_slices(trace, condition)[[*_LANE]].unique()
 
 
@@ -646,13 +638,13 @@ def belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
 
 def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
     """Return when a thread is in a call or an operator whose name matches a pattern."""
-    return _in(excerpt, (*LAUNCH_KINDS, "cpu_op"), patterns)
+    return _in(excerpt, (*vocabulary.LAUNCH_KINDS, "cpu_op"), patterns)
 
 
 def classified(excerpt: Excerpt) -> pl.DataFrame:
     """Return the CUDA, HIP and driver calls: thread, start, end, class (see :func:`call_class`)."""
-    calls = excerpt.slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
-    of_class = mapped(calls["name"], call_class).alias("class")
+    calls = excerpt.slices.filter(pl.col("kind").is_in(vocabulary.LAUNCH_KINDS))
+    of_class = mapped(calls["name"], vocabulary.call_class).alias("class")
     return calls.select("thread", "start", "end", of_class)
 
 
@@ -666,7 +658,9 @@ def in_class(
 
 def building_graphs(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
     """Return when a thread builds a CUDA graph: in its calls, and while a stream is captured."""
-    return pl.concat([in_class(excerpt, calls, BUILD_GRAPH), excerpt.of_units(excerpt.captures)])
+    return pl.concat(
+        [in_class(excerpt, calls, vocabulary.BUILD_GRAPH), excerpt.of_units(excerpt.captures)]
+    )
 
 
 def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFrame:
@@ -682,7 +676,9 @@ def creating_communicators(excerpt: Excerpt, calls: pl.DataFrame) -> pl.DataFram
     least = pl.max_horizontal(causes.SETUP_TIMES * length.median().over("name"), causes.SETUP_NS)
     starting = excerpt.named(("cpu_op",), [causes.STARTS_COLLECTIVE])
     starting = starting.filter(pl.col("start") <= first, length > least)
-    return pl.concat([ranges, excerpt.of_units(starting), in_class(excerpt, calls, SHARE)])
+    return pl.concat(
+        [ranges, excerpt.of_units(starting), in_class(excerpt, calls, vocabulary.SHARE)]
+    )
 
 
 def saving(excerpt: Excerpt) -> pl.DataFrame:
@@ -726,8 +722,8 @@ def accessing_files(near: Excerpt, excerpt: Excerpt) -> pl.DataFrame:
         return calls
     polls = excerpt.named(["osrt"], [causes.POLLING])
     others = (
-        near.slices.filter(pl.col("kind").is_in(LAUNCH_KINDS)),
-        near.named(("cpu_op", *ANNOTATION_KINDS), causes.TRANSPORT),
+        near.slices.filter(pl.col("kind").is_in(vocabulary.LAUNCH_KINDS)),
+        near.named(("cpu_op", *vocabulary.ANNOTATION_KINDS), causes.TRANSPORT),
         polls.with_columns(pl.col("end") + causes.AFTER_POLL_NS),
     )
     around = intervals.union(pl.concat(others), _THREAD)
@@ -761,7 +757,7 @@ def file_calls(excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame) -> pl.
 
 def running(excerpt: Excerpt) -> pl.DataFrame:
     """Return when a thread runs an operator or a compiled graph with kernels of its own."""
-    kinds = ("cpu_op", *ANNOTATION_KINDS)
+    kinds = ("cpu_op", *vocabulary.ANNOTATION_KINDS)
     graphs = pl.col("kind").is_in(kinds) & named(excerpt.names, [causes.COMPILED_GRAPH])
     return excerpt.of_units(excerpt.slices.filter(_is_operator(excerpt.names) | graphs))
 
@@ -863,7 +859,7 @@ def launching(excerpt: Excerpt, calls: pl.DataFrame, on_cpu: pl.DataFrame) -> pl
         calls: rows of :func:`classified`.
         on_cpu: rows of :func:`computing`.
     """
-    launches = calls.filter(pl.col("class").is_in(LAUNCHES_WORK)).drop("class")
+    launches = calls.filter(pl.col("class").is_in(vocabulary.LAUNCHES_WORK)).drop("class")
     none = not excerpt.on_host and excerpt.launched.is_empty()  # no launch call is recorded
     points = excerpt.slices.filter(_is_operator(excerpt.names)) if none else excerpt.launched
     running = launch_time(excerpt.slices, excerpt.names, points, launches)
@@ -909,7 +905,7 @@ def computing(slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame
     rows = slices.filter(long & (pl.col("kind") == "cpu_op") & named(names, [causes.COMPUTES]))
     if rows.is_empty():
         return rows[["name", *_SLICE]]
-    calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
+    calls = slices.filter(pl.col("kind").is_in(vocabulary.LAUNCH_KINDS))
     calls = pl.concat([calls[_SLICE], launched[_SLICE].drop_nulls()])
     rows = intervals.overlap_with(rows, calls, _THREAD).filter(pl.col("overlap") == 0)
     rows = rows.sort(*_SLICE, "name", descending=[False, False, True, True])

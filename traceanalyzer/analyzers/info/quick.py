@@ -198,7 +198,7 @@ def described(
         parts.append(_without_counts(measure(ends.trace, Options()), ends))
     if not parts:
         return None
-    result = INFO.combine(parts, Options(tuple(unread)), ())
+    result = INFO.combine(parts, Options(tuple(unread)))
     notes = [
         f"Of {format_count(kinds[name], 'file')} this is read: {text}; --full reads everything."
         for name, text in _UNREAD.items()
@@ -252,7 +252,7 @@ def info(
     state = opened.state
     unread = [(one.path, one.why) for one in state.skipped]
     with guarded(opened.summaries):
-        result = INFO.combine(parts, Options((*skipped, *foreign, *unread)), ())
+        result = INFO.combine(parts, Options((*skipped, *foreign, *unread)))
         if opened.summaries:
             result.view()
     return with_notes(result, truncated_notes(state.truncated, state.metas), opened.jobs)

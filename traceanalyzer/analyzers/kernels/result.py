@@ -6,17 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import replays
+from traceanalyzer.analyzers.common import display, replays
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
-from traceanalyzer.analyzers.common.display import (
-    bars,
-    count_devices,
-    headings,
-    rank_column,
-    sentences,
-    without_end,
-)
 from traceanalyzer.analyzers.common.kernel_names import OTHER, plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.kernels import By
@@ -29,13 +21,15 @@ _NAMED = 3
 #: Least share of the busy time for a sentence in the verdict.
 _NOTABLE_FRAC = 0.1
 
-_SHARES = headings("n, total_ns: total, busy_frac: of busy, span_frac: of span")
-_LENGTHS = headings("mean_ns: mean, min_ns: min, median_ns: median, p99_ns: p99, max_ns: max")
+_SHARES = display.headings("n, total_ns: total, busy_frac: of busy, span_frac: of span")
+_LENGTHS = display.headings(
+    "mean_ns: mean, min_ns: min, median_ns: median, p99_ns: p99, max_ns: max"
+)
 #: Columns of the first table of kernels, as names need room; the others are a second table.
 _FIRST = ("n", "total_ns", "busy_frac", "mean_ns", "max_ns")
 _GROUPED = ("n", "total_ns", "busy_frac", "mean_ns", "median_ns", "max_ns")
 _LATER = ("n", "span_frac", "min_ns", "median_ns", "p99_ns")
-_DEVICES = headings(
+_DEVICES = display.headings(
     "device, n, total_ns: total, busy_ns: busy, span_ns: span, busy_frac: busy/span"
 )
 
@@ -144,14 +138,14 @@ def _verdict(result: Kernels) -> str:
     """Describe which families and which kernel take the busy time."""
     families = result.heaviest("family")
     parts = [f"{name} {_share(result, total)}" for name, _, total in families.head(_NAMED).rows()]
-    many = count_devices(result.devices) > 1
+    many = display.count_devices(result.devices) > 1
     span = format_frac(result.busy_ns / result.span_ns) if result.span_ns else "all"
     subject = "Devices were" if many else "The device was"
     busy = (
         f"{subject} busy for {format_ns(result.busy_ns)} ({span} of the span): {', '.join(parts)}."
     )
     more = (_heaviest(result), _communication(result, families), _plain_float(result))
-    return sentences(busy, *more)
+    return display.sentences(busy, *more)
 
 
 def _heaviest(result: Kernels) -> str:
@@ -209,7 +203,7 @@ def _notes(result: Kernels) -> Iterator[str]:
             "Whole CUDA graphs were recorded in place of their kernels; nsys profile "
             "--cuda-graph-trace=node records the kernels."
         )
-    yield from without_end(result.unfinished, "device event")
+    yield from display.without_end(result.unfinished, "device event")
     by = result.by
     if by in ("operator", "annotation"):
         yield (
@@ -249,7 +243,7 @@ def _tables(result: Kernels) -> tuple[Table, ...]:
         by = f"By {result.by}"
         tables.insert(0, _table("groups", by, result.groups, {**group, **_SHARES, **largest}))
     if result.devices.height > 1:
-        columns = {**rank_column(result.devices), **_DEVICES}
+        columns = {**display.rank_column(result.devices), **_DEVICES}
         tables.append(Table("devices", "Devices", result.devices, columns))
     return tuple(tables)
 
@@ -273,7 +267,7 @@ def _charts(result: Kernels) -> Iterator[Chart]:
     """Build bars of the families and of the names with most time."""
     families, names = result.heaviest("family"), result.heaviest("name")
     total = "total_ns"
-    yield bars("families", "Device work by family", families, length=total, label="family")
-    yield bars(
+    yield display.bars("families", "Device work by family", families, length=total, label="family")
+    yield display.bars(
         "names", "Kernels by total time", names, length=total, label="kernel", color="family"
     )

@@ -16,17 +16,8 @@ from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, SLOW_CALL_NS
-from traceanalyzer.analyzers.launches import Options, calls as launching, launch_bound
+from traceanalyzer.analyzers.launches import Options, calls as launching, launch_bound, result
 from traceanalyzer.analyzers.launches.calls import DEVICE
-from traceanalyzer.analyzers.launches.result import (
-    Calls,
-    LaunchBound,
-    Launches,
-    Queue,
-    ShortKernels,
-    Synchronising,
-    Unmatched,
-)
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.run.loop import run
@@ -86,7 +77,7 @@ class Part(clocks.Origin):
     steps_by_kernels: bool
     short: pl.DataFrame
     synchronising: pl.DataFrame
-    unmatched: Unmatched
+    unmatched: result.Unmatched
     program: Api
 
 
@@ -113,7 +104,7 @@ class Excerpt(clocks.Origin):
     python: pl.Series
     places: host_code.Places
     steps: pl.DataFrame
-    unmatched: Unmatched
+    unmatched: result.Unmatched
     program: Api
 
 
@@ -199,7 +190,7 @@ def measure(excerpt: Excerpt, _options: Options, *, for_rules: bool = False) -> 
     )  # fmt: skip
 
 
-def combine(parts: Sequence[Part], _options: Options) -> Launches:
+def combine(parts: Sequence[Part], _options: Options) -> result.Launches:
     """Combine the launches of all ranks."""
     calls, (shifts, _) = joined(parts, "calls"), clocks.axis(parts, "devices")
     stretches = _stretches(parts, shifts)
@@ -210,16 +201,16 @@ def combine(parts: Sequence[Part], _options: Options) -> Launches:
     )
     stretch_ns, waiting_ns, sync_ns = _sums(stretches, "length_ns", "waiting_ns", "synchronised_ns")
     stretches, places = _named(stretches, on), _named(_places(calls), on)
-    return Launches(
+    return result.Launches(
         span_ns=span_ns,
         idle_ns=idle_ns,
         devices=devices,
-        bound=LaunchBound(stretch_ns, waiting_ns, sync_ns, stretches, places),
+        bound=result.LaunchBound(stretch_ns, waiting_ns, sync_ns, stretches, places),
         calls=_calls(calls),
-        short=ShortKernels(kernels, short, _short(parts)),
+        short=result.ShortKernels(kernels, short, _short(parts)),
         synchronising=_synchronising(parts),
-        queue=Queue(_named(_streams(parts), on), _named(_queue(parts, shifts), on)),
-        unmatched=Unmatched.summed([part.unmatched for part in parts]),
+        queue=result.Queue(_named(_streams(parts), on), _named(_queue(parts, shifts), on)),
+        unmatched=result.Unmatched.summed([part.unmatched for part in parts]),
         steps=_named(_steps(parts), on),
         steps_by_kernels=any(part.steps_by_kernels for part in parts),
         program=joined_api([part.program for part in parts]),
@@ -257,12 +248,12 @@ def _placed(
 
 def _unmatched(
     work: pl.DataFrame, calls: pl.DataFrame, without_work: int, after_last: int
-) -> Unmatched:
+) -> result.Unmatched:
     length = (pl.col("end") - pl.col("start")).sum()
     unlaunched = work.filter(pl.col("launch").is_null())
     before_ns, work_ns = (rows.select(length).item() for rows in (unlaunched, work))
     odd = calls.filter(pl.col("start") < pl.col("launch_start")).height
-    return Unmatched(unlaunched.height, before_ns, work_ns, without_work, after_last, odd)
+    return result.Unmatched(unlaunched.height, before_ns, work_ns, without_work, after_last, odd)
 
 
 def _moments(calls: pl.DataFrame) -> pl.DataFrame:
@@ -373,10 +364,10 @@ def delay_columns(calls: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return calls.group_by(by).agg(measured) if by else calls.select(measured)
 
 
-def _calls(calls: pl.DataFrame) -> Calls:
+def _calls(calls: pl.DataFrame) -> result.Calls:
     overall = delay_columns(calls, []).row(0, named=True)
     numbers = ("median_delay_ns", "p99_delay_ns", "slow_calls", "loading_calls", "loading_ns")
-    return Calls(
+    return result.Calls(
         launches=calls.height,
         **{name: overall[name] for name in numbers},
         by_name=_most_first(delay_columns(calls, ["launch_name"])),
@@ -451,7 +442,7 @@ def _steps(parts: Sequence[Part]) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _synchronising(parts: Sequence[Part]) -> Synchronising:
+def _synchronising(parts: Sequence[Part]) -> result.Synchronising:
     """Sum the synchronising calls of all ranks by place, most device idle time first."""
     sums = pl.col("n", "host_ns", "idle_ns", "idle_after_ns").sum()
     places = joined(parts, "synchronising").group_by(launch_bound.PLACE).agg(sums, ranks=pl.len())
@@ -462,7 +453,7 @@ def _synchronising(parts: Sequence[Part]) -> Synchronising:
         order, descending=[True, True] + [False] * len(launch_bound.PLACE)
     ).select(*launch_bound.PLACE, "ranks", "n", *times)
     host_ns, idle_ns, after_ns = _sums(by_place, *times)
-    return Synchronising(host_ns, idle_ns, after_ns, by_place)
+    return result.Synchronising(host_ns, idle_ns, after_ns, by_place)
 
 
 def _short(parts: Sequence[Part]) -> pl.DataFrame:
@@ -523,7 +514,7 @@ def _places(calls: pl.DataFrame) -> pl.DataFrame:
 
 def launches(
     inputs: Inputs, *, step_name: str | None = None, **reading: Unpack[Reading]
-) -> Launches:
+) -> result.Launches:
     """Return how fast the host launches device work.
 
     The result has the delay from launch call to start, the launch queue of each stream,

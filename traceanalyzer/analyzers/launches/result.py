@@ -9,14 +9,8 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.columns import largest_first, ratio
-from traceanalyzer.analyzers.common.display import (
-    Basis,
-    headings,
-    sentences,
-    stacked,
-    table_of_known,
-)
 from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA, Api
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
@@ -317,7 +311,7 @@ def _verdict(result: Launches) -> str:
     cost = largest_first(result.costs, "waiting_frac", *DEVICE).row(0, named=True)
     worst = _of(result.devices, cost).row(0, named=True) | cost
     bound = (worst["waiting_frac"] or 0) >= _SOME
-    return sentences(
+    return display.sentences(
         _bound(result, worst) if bound else _not_bound(result, worst),
         _delays(result, worst),
         _short(worst) if bound else "",
@@ -386,7 +380,7 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
 
 def _each(result: Launches, device: Mapping[str, Any]) -> str:
     """Return the wait for launches per step and GPU, and its share of step time."""
-    basis = Basis(device["whole_ns"], device["n"], bool(result.steps.height))
+    basis = display.Basis(device["whole_ns"], device["n"], bool(result.steps.height))
     return basis.share(device["waiting_ns"])
 
 
@@ -573,14 +567,14 @@ def _tables(result: Launches) -> tuple[Table, ...]:
         "steps": ("Steps", result.steps),
     }
     return tuple(
-        table_of_known(name, title, frame, _columns(name, left_out), **_MORE.get(name, {}))
+        display.table_of_known(name, title, frame, _columns(name, left_out), **_MORE.get(name, {}))
         for name, (title, frame) in tables.items()
     )
 
 
 def _columns(name: str, left_out: Sequence[str]) -> dict[str, str]:
     """Return the columns of a table with their headings."""
-    known = headings(_COLUMNS[name])
+    known = display.headings(_COLUMNS[name])
     return {key: known[key] for key in known if name == "devices" or key not in left_out}
 
 
@@ -621,7 +615,7 @@ def _delay_classes(delays: pl.DataFrame) -> Chart:
     labels = (
         pl.when("waited").then(pl.lit("earlier work of its stream")).otherwise(pl.lit("nothing"))
     )
-    return stacked(
+    return display.stacked(
         "delays",
         "Delay from launch call to start, by what the launch waited for",
         delays.with_columns(labels.alias("waited_for")),

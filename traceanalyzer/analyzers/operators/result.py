@@ -6,14 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.common import replays
-from traceanalyzer.analyzers.common.display import (
-    bars,
-    headings,
-    rank_column,
-    table_of_known,
-    without_end,
-)
+from traceanalyzer.analyzers.common import display, replays
 from traceanalyzer.analyzers.common.names import ANY_STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.analyzers.operators import SortBy, call_tree
@@ -27,17 +20,17 @@ _NAMED = 3
 LOADER = re.compile(r"enumerate\(Data\w+\)#")
 
 _KEYS = {"name": "operator", "input_dims": "input shapes", "stack": "called from"}
-_DEVICE = headings(
+_DEVICE = display.headings(
     "self_device_ns: self device, self_device_frac: of device, total_device_ns: total device"
 )
-_HOST = headings(
+_HOST = display.headings(
     "self_host_ns: self host, self_host_frac: of host, total_host_ns: total host, "
     "mean_host_ns: host/call"
 )
 #: Columns left out if host and device are shown, and if rows have more keys than the name.
 _DROPPED_FOR_BOTH = ("mean_host_ns",)
 _DROPPED_FOR_KEYS = ("total_device_ns", "self_host_frac", "mean_host_ns")
-_MEMORY = headings(
+_MEMORY = display.headings(
     "self_device_memory_bytes: self device, total_device_memory_bytes: total device, "
     "self_host_memory_bytes: self host, total_host_memory_bytes: total host"
 )
@@ -195,7 +188,7 @@ def _notes(result: Operators) -> Iterator[str]:
     yield from replays.note(
         result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
     )
-    yield from without_end(result.unclosed, "operator")
+    yield from display.without_end(result.unclosed, "operator")
     if "stack" in result.operators.columns:
         alone = result.operators["stack"].is_null() & (result.operators["kind"] != call_tree.FRAMES)
         if alone.any():
@@ -232,8 +225,8 @@ def tables(result: Operators) -> tuple[Table, ...]:
         used = pl.any_horizontal(pl.col(name) != 0 for name in memory)
         result_tables.append(_memory(largest.filter(used), keys, memory))
     if result.ranks.height > 1:
-        columns = {**rank_column(result.ranks), **_RANKS}
-        result_tables.append(table_of_known("ranks", "Ranks", result.ranks, columns))
+        columns = {**display.rank_column(result.ranks), **_RANKS}
+        result_tables.append(display.table_of_known("ranks", "Ranks", result.ranks, columns))
     return tuple(result_tables)
 
 
@@ -255,4 +248,4 @@ def _chart(rows: pl.DataFrame, column: str, label: str) -> Chart:
     heaviest = names.filter(pl.col(column) > 0).sort(column, "name", descending=[True, False])
     title = f"Operators by {label}"
     name = column.removesuffix("_ns")
-    return bars(name, title, heaviest, length=column, label="name", x_label=label)
+    return display.bars(name, title, heaviest, length=column, label="name", x_label=label)

@@ -7,15 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import (
-    by_part,
-    headings,
-    listed,
-    sentences,
-    short_paths,
-    stacked,
-    table_of_known,
-)
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns, format_times
@@ -124,7 +116,7 @@ def _scalars(result: Requests) -> dict[str, Any]:
 
 
 def _verdict(result: Requests) -> str:
-    return sentences(*_sentences(result))
+    return display.sentences(*_sentences(result))
 
 
 def _sentences(result: Requests) -> Iterator[str]:
@@ -166,7 +158,7 @@ def _of_slowest(result: Requests) -> Iterator[str]:
         part: float(slow[f"{part}_ns"].sum()) / whole for part in ("queue", "prefill") if whole
     }
     texts = [f"{part} {format_frac(share)}" for part, share in shares.items()]
-    yield f"Time to first token of the slowest tenth of the requests: {listed(texts)}."
+    yield f"Time to first token of the slowest tenth of the requests: {display.listed(texts)}."
     preempted = rows.filter(pl.col("preemptions") > 0)
     if preempted.height:
         lost = format_ns(float(preempted["preempted_ns"].sum()))
@@ -246,14 +238,16 @@ def _tables(result: Requests) -> Iterator[Table]:
 
     def table(name: str, title: str, frame: pl.DataFrame, columns: str, **more: Any) -> Table:
         if several and "path" in frame.columns:
-            frame = frame.with_columns(file=short_paths(frame["path"]))
-        return table_of_known(name, title, frame, {**run, **headings(columns)}, **more)
+            frame = frame.with_columns(file=display.short_paths(frame["path"]))
+        return display.table_of_known(
+            name, title, frame, {**run, **display.headings(columns)}, **more
+        )
 
     labels = pl.col("time").replace_strict(LABELS).alias("label")
     yield table("latencies", "Times of requests", result.latencies.with_columns(labels), _LATENCIES)
     if result.phases.height:
         title = "What the engine runs during the parts of requests"
-        yield Table("phases", title, result.phases, headings(_PHASES))
+        yield Table("phases", title, result.phases, display.headings(_PHASES))
     if result.runs["duration_ns"].null_count() < result.runs.height:
         yield table("runs", "Runs", result.runs, _RUNS)
     slowest = result.requests.sort("ttft_ns", "path", "run", "row", descending=[True] + 3 * [False],
@@ -272,15 +266,15 @@ def _run_columns(result: Requests) -> dict[str, str]:
 def _charts(result: Requests) -> Iterator[Chart]:
     """Draw the parts of the slowest requests, and the time to first token over time."""
     log = [*_run_columns(result)]
-    rows = result.answered.with_columns(file=short_paths(result.answered["path"]))
+    rows = result.answered.with_columns(file=display.short_paths(result.answered["path"]))
     for name, of in (("request", [*log, "request"]), ("run", log or ["run"])):
         rows = rows.with_columns(pl.concat_str(of, separator=" ").alias(name))
     slowest = rows.drop_nulls("other_ns").sort(-pl.col("ttft_ns"), "row").head(_BARS)
     parts = {name: LABELS[name.removesuffix("_ns")] for name in PARTS if slowest[name].sum()}
     if parts:
         title = "Parts of the requests with the slowest first token"
-        frame = by_part(slowest, ["request"], {**parts, "other_ns": "other"})
-        yield stacked("parts", title, frame, "request")
+        frame = display.by_part(slowest, ["request"], {**parts, "other_ns": "other"})
+        yield display.stacked("parts", title, frame, "request")
     if rows["start_ns"].null_count() < rows.height:
         yield Chart(
             name="first_token",

@@ -43,7 +43,7 @@ TENSOR = " tensor"
 
 
 #: The metrics of rooflines; operators with all their inputs, otherwise as ``efficiency``.
-NEEDS = replace(
+NEEDS: Needs = replace(
     efficiency.NEEDS,
     kinds={*efficiency.NEEDS.kinds, "metric"},
     metrics=SUBSTRINGS,

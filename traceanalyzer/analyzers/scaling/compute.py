@@ -48,7 +48,7 @@ class Part:
 
 
 #: What a timeline needs, and counters, for readings of power.
-NEEDS = replace(timeline.NEEDS, kinds={*timeline.NEEDS.kinds, "counter"})
+NEEDS: Needs = replace(timeline.NEEDS, kinds={*timeline.NEEDS.kinds, "counter"})
 
 
 def _timeline_options(options: Options) -> TimelineOptions:

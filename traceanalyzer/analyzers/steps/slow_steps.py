@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.common import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
@@ -15,12 +16,6 @@ from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, of_kinds
-from traceanalyzer.vocabulary import (
-    ANNOTATION_KINDS,
-    LAUNCH_KINDS,
-    PROFILER_STEP,
-    SYNCHRONISING_CALLS,
-)
 
 #: A step that takes more than this many times the median is slow.
 SLOW = 1.1
@@ -32,10 +27,10 @@ _LEAST_FRAC = 0.3
 _ELSEWHERE_FRAC = 0.2
 
 #: Kinds of slices that say which code runs: annotations, Python functions, and copies.
-CODE = (*ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy")
+CODE = (*vocabulary.ANNOTATION_KINDS, "python_function", "other", "gpu_memcpy")
 
 #: Kinds of slices, user-named ones first: of nested slices of equal duration the first counts.
-_KINDS = (*CODE, "cpu_op", *LAUNCH_KINDS)
+_KINDS = (*CODE, "cpu_op", *vocabulary.LAUNCH_KINDS)
 
 #: Slices with more than this share of their time in another one have the same cause ...
 _SAME_FRAC = 0.5
@@ -119,15 +114,15 @@ def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> p
         spans: step, name, start, end of the slices.
         trace: of one rank.
     """
-    names = matching(trace.names, SYNCHRONISING_CALLS)
+    names = matching(trace.names, vocabulary.SYNCHRONISING_CALLS)
     calls = trace.events[["kind", "name", "ts", "dur"]].filter(
-        of_kinds(LAUNCH_KINDS), pl.col("name").is_in(names)
+        of_kinds(vocabulary.LAUNCH_KINDS), pl.col("name").is_in(names)
     )
     waits = calls.select(start="ts", end=pl.col("ts") + pl.col("dur"))
     of_rows = spans.join(rows, on=("step", "name"), how="semi")
     waiting = intervals.overlap_with(of_rows, waits).group_by("step", "name")
     sums = waiting.agg(waited_ns=pl.col("overlap").sum())
-    is_call = of_kinds(LAUNCH_KINDS)
+    is_call = of_kinds(vocabulary.LAUNCH_KINDS)
     is_operator = is_call | pl.col("name").str.contains(OPERATOR)
     mostly_waits = 2 * pl.col("waited_ns") > pl.col("total_ns")
     joined = rows.join(sums, on=("step", "name"), how="left", maintain_order="left")
@@ -219,7 +214,7 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=_BETWEEN)
     slices = trace.events[["kind", "name", "ts", "dur"]].filter(of_kinds(_KINDS), pl.col("dur") > 0)
     number = linking.label_by_interval(slices[["ts"]], on_host)["interval"]
-    marks = matching(trace.names, [f"^{PROFILER_STEP}"])
+    marks = matching(trace.names, [f"^{vocabulary.PROFILER_STEP}"])
     inside = slices.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur")).filter(
         pl.col("end") <= on_host["end"][number], ~pl.col("name").is_in(marks)
     )
@@ -269,8 +264,8 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
     until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
     spans = each.select("step", start="host_start", end=until)
-    slices = _in_steps(trace, spans, max(least, 1), short=ANNOTATION_KINDS)
-    slices = slices.filter(pl.col("kind").is_in((*ANNOTATION_KINDS, "python_function")))
+    slices = _in_steps(trace, spans, max(least, 1), short=vocabulary.ANNOTATION_KINDS)
+    slices = slices.filter(pl.col("kind").is_in((*vocabulary.ANNOTATION_KINDS, "python_function")))
     time = pl.max_horizontal("dur", pl.lit(_launched_ns(trace, slices))).alias("total_ns")
     sums = slices.select("kind", "name", time, median_ns="dur").group_by("kind", "name")
     plain = pl.col("name").cast(pl.String).str.replace(ADDRESS, "")

@@ -9,26 +9,10 @@ from typing import Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
-from traceanalyzer.analyzers.common.columns import (
-    grouped,
-    largest_first,
-    ratio,
-    stacked,
-    sum_if_known,
-    whole,
-)
+from traceanalyzer.analyzers.common import columns
 from traceanalyzer.analyzers.common.device_work import DEVICE
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
-from traceanalyzer.analyzers.transfers import Options
-from traceanalyzer.analyzers.transfers.result import (
-    MOST_GBPS,
-    SMALL_BYTES,
-    Transfers,
-    advice,
-    findings_of,
-    size_class,
-    with_directions,
-)
+from traceanalyzer.analyzers.transfers import Options, result
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
@@ -89,7 +73,7 @@ def measure(trace: Trace, _options: Options) -> Part:
     known = trace.events.select((pl.col("kind") == "kernel").any()).item()
     overlapped = intervals.overlap_with(moves[[*DEVICE, "start", "end"]], kernels, DEVICE)
     exposed = (pl.col("dur_ns") - overlapped["overlap"]) if known else pl.lit(None, pl.Int64)
-    directed = with_directions(moves.with_columns(exposed_ns=exposed))
+    directed = result.with_directions(moves.with_columns(exposed_ns=exposed))
     recorded = int(trace.events.select(of_moves.sum()).item())
     path = pl.lit(trace.meta.path).alias("path")
     return Part(
@@ -104,10 +88,12 @@ def measure(trace: Trace, _options: Options) -> Part:
     )
 
 
-def combine(parts: Sequence[Part], _options: Options) -> Transfers:
+def combine(parts: Sequence[Part], _options: Options) -> result.Transfers:
     """Sum the copies and memsets of all ranks by direction, memory and size."""
     path = pl.Series([part.path for part in parts], dtype=pl.String)
-    moves = stacked([part.moves for part in parts], path=path).with_columns(size_class())
+    moves = columns.stacked([part.moves for part in parts], path=path).with_columns(
+        result.size_class()
+    )
     copies = _summed(moves, _WAY)
     place = copies.select(*_WAY, place=pl.int_range(pl.len()))
     sizes = _summed(moves, (*_WAY, "size")).join(place, on=_WAY, how="left", nulls_equal=True)
@@ -115,13 +101,13 @@ def combine(parts: Sequence[Part], _options: Options) -> Transfers:
     span_ns = int(devices["span_ns"].sum())
     known = devices["alone_ns"].drop_nulls()
     program = joined_api([part.program for part in parts])
-    return Transfers(
+    return result.Transfers(
         n=moves.height,
         moved_bytes=int(moves["moved_bytes"].sum()),
         total_ns=int(moves["dur_ns"].sum()),
         span_ns=span_ns,
         alone_ns=int(known.sum()) if known.len() else None,
-        findings=findings_of(copies, sizes, span_ns, advice(program)),
+        findings=result.findings_of(copies, sizes, span_ns, result.advice(program)),
         copies=copies,
         sizes=sizes.sort("place", "size").drop("place"),
         devices=devices,
@@ -136,7 +122,7 @@ def combine(parts: Sequence[Part], _options: Options) -> Transfers:
 
 def _both_directions(moves: pl.DataFrame) -> pl.DataFrame:
     """Count the large copies from (up) and to the host (down) by size: moved_bytes, up, down."""
-    large = moves.filter(pl.col("moved_bytes") >= SMALL_BYTES)
+    large = moves.filter(pl.col("moved_bytes") >= result.SMALL_BYTES)
     up, down = ((pl.col("direction") == one).sum() for one in ("HtoD", "DtoH"))
     counts = large.group_by("moved_bytes").agg(up=up, down=down)
     return counts.filter(pl.col("up") + pl.col("down") > 0)
@@ -169,7 +155,7 @@ def _copying(work: pl.DataFrame, moves: pl.DataFrame, kernels: pl.DataFrame | No
         alone_ns = (length - pl.col("overlap")).sum()
     busy = copying.group_by(DEVICE).agg(busy_ns=length.sum(), alone_ns=alone_ns)
     moved = moves.select(DEVICE).unique()
-    span = grouped(work, DEVICE, span_ns=pl.col("end").max() - pl.col("start").min())
+    span = columns.grouped(work, DEVICE, span_ns=pl.col("end").max() - pl.col("start").min())
     joined = moved.join(span, on=DEVICE, how="left", nulls_equal=True)
     devices = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)
     # devices with copies of zero duration only
@@ -186,38 +172,41 @@ def _summed(moves: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
     sized_ns = dur.filter(size.is_not_null()).sum()
     sums = moves.group_by(keys).agg(
         n=pl.len().cast(pl.Int64),
-        moved_bytes=sum_if_known("moved_bytes"),
+        moved_bytes=columns.sum_if_known("moved_bytes"),
         total_ns=dur.sum(),
         min_ns=dur.min(),
-        median_ns=whole(dur.median()),
+        median_ns=columns.whole(dur.median()),
         max_ns=dur.max(),
         # bytes per ns = 10^9 bytes per s
         rate_gbps=pl.when(sized_ns > 0).then(size.sum() / sized_ns),
         exposed_n=(pl.col("exposed_ns") > 0).sum().cast(pl.Int64),
-        exposed_ns=sum_if_known("exposed_ns"),
+        exposed_ns=columns.sum_if_known("exposed_ns"),
     )
-    possible = pl.when(pl.col("rate_gbps") <= MOST_GBPS).then("rate_gbps")
-    shares = sums.with_columns(exposed_frac=ratio("exposed_ns", "total_ns"), rate_gbps=possible)
-    return largest_first(shares, "total_ns", *keys, nulls_last=True)
+    possible = pl.when(pl.col("rate_gbps") <= result.MOST_GBPS).then("rate_gbps")
+    shares = sums.with_columns(
+        exposed_frac=columns.ratio("exposed_ns", "total_ns"), rate_gbps=possible
+    )
+    return columns.largest_first(shares, "total_ns", *keys, nulls_last=True)
 
 
 def _devices(parts: Sequence[Part], moves: pl.DataFrame) -> pl.DataFrame:
     counted = moves.group_by(_DEVICE).agg(
         n=pl.len().cast(pl.Int64),
-        moved_bytes=sum_if_known("moved_bytes"),
+        moved_bytes=columns.sum_if_known("moved_bytes"),
         total_ns=pl.col("dur_ns").sum(),
     )
     devices = pl.concat([part.devices for part in parts])
     return (
         devices.join(counted, on=_DEVICE, nulls_equal=True, how="left")
         .with_columns(
-            busy_frac=ratio("busy_ns", "span_ns"), alone_frac=ratio("alone_ns", "span_ns")
+            busy_frac=columns.ratio("busy_ns", "span_ns"),
+            alone_frac=columns.ratio("alone_ns", "span_ns"),
         )
         .sort(_DEVICE, nulls_last=True)
     )
 
 
-def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> Transfers:
+def transfers(inputs: Inputs, **reading: Unpack[Reading]) -> result.Transfers:
     """Return copies and memsets by direction, memory and size, their bandwidth and overlap.
 
     Args:
