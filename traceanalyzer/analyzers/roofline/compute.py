@@ -9,7 +9,7 @@ from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Reading
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.efficiency import Options as EfficiencyOptions, compute as efficiency
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of, with_given

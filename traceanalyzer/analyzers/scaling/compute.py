@@ -10,7 +10,7 @@ from typing import Unpack
 
 import polars as pl
 
-from traceanalyzer.analyzers.base import Analyzer, Reading
+from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.analyzers.scaling import Options, epochs
