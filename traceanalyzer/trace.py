@@ -14,6 +14,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.analyzers.methods import Questions
 from traceanalyzer.errors import MissingData
+from traceanalyzer.units import format_first
 from traceanalyzer.vocabulary import NSYS, ONNXRUNTIME, ROCPD, TRUNCATED
 
 T = TypeVar("T")
@@ -340,9 +341,8 @@ class Trace(Questions):
         return replace(self, **changed)
 
     def __repr__(self) -> str:
-        names = ", ".join(meta.path for meta in self.sources[:2])
-        more = f" and {len(self.sources) - 2} more" if len(self.sources) > 2 else ""
-        return f"<Trace of {names}{more}: {self.events.height:,} events>"
+        names = format_first([meta.path for meta in self.sources], 2)
+        return f"<Trace of {names}: {self.events.height:,} events>"
 
 
 PathLike = str | os.PathLike[str]

@@ -1,7 +1,7 @@
 """Conversion of numbers with units to and from text."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from traceanalyzer.errors import OptionError
 
@@ -74,6 +74,12 @@ def format_ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number])
     return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def format_first(items: Sequence[object], most: int = 5) -> str:
+    """Format the first items of a list: ``a, b and 3 more``."""
+    more = f" and {len(items) - most:,} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 def format_count(n: int, thing: str, plural: str = "s") -> str:

@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
+    at_step,
     fewer_collectives,
     slow_groups,
     slow_links,
@@ -665,7 +666,7 @@ def _with_waits(losses: pl.DataFrame) -> str:
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
     return (
-        f"Slowest: {_what(row)}{straggling.at_step(row['step'])}, {format_ns(took_ns)} "
+        f"Slowest: {_what(row)}{at_step(row['step'])}, {format_ns(took_ns)} "
         f"({format_ratio(factor)} the usual)."
     )
 

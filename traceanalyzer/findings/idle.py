@@ -47,7 +47,14 @@ from traceanalyzer.findings.rule import (
     within,
 )
 from traceanalyzer.result import Confidence, Severity
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
+from traceanalyzer.units import (
+    format_bytes,
+    format_count,
+    format_first,
+    format_frac,
+    format_ns,
+    format_ranges,
+)
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -728,9 +735,8 @@ def _pauses(pauses: pl.DataFrame) -> str:
     """Return which rank pauses in which step."""
     rows = pauses.sort("start")
     where = rows.with_columns(places(rows)).select("on", "step", pl.col("end") - pl.col("start"))
-    each = [f"{on} in {step} ({format_ns(ns)})" for on, step, ns in where.head(_MOST).iter_rows()]
-    more = f" and {rows.height - _MOST} more" if rows.height > _MOST else ""
-    return f"Pauses between operators: {', '.join(each)}{more}."
+    each = [f"{on} in {step} ({format_ns(ns)})" for on, step, ns in where.iter_rows()]
+    return f"Pauses between operators: {format_first(each, _MOST)}."
 
 
 #: Maximum number of pauses that are listed.

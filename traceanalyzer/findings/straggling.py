@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
 from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL as UNEQUAL_LOADS
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, work_longer
-from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, meanwhile, passed_on
+from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, at_step, meanwhile, passed_on
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start
@@ -678,11 +678,6 @@ def claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int] | None:
     losses = answers.time.of_cause(cause)
     total = int(losses["lost_ns"].sum())
     return (losses, total) if total else None
-
-
-def at_step(step: str | None) -> str:
-    """Return the step as the end of a phrase; empty without one."""
-    return f" in {step}" if step else ""
 
 
 def waited_for_missing(answers: Answers) -> tuple[int, tuple[str, ...]]:

@@ -36,6 +36,7 @@ from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
 from traceanalyzer.units import (
     format_count,
+    format_first,
     format_frac,
     format_ns,
     format_ranges,
@@ -677,11 +678,10 @@ def _ranks_without_gpu_work(result: Info) -> Iterator[Measured]:
     if without.is_empty():
         return
     ranks = without["rank"].drop_nulls().sort().to_list()
-    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks[:_NAMED]))}"
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    who = f"rank{'' if len(ranks) == 1 else 's'} {format_first(ranks, _NAMED)}"
     yield Measured(
         size=without.height,
-        title=f"No GPU work was recorded on {who if ranks else without['path'][0]}{more}, although "
+        title=f"No GPU work was recorded on {who if ranks else without['path'][0]}, although "
         "the other ranks have it.",
         evidence=(f"{without['path'][0]} has {without['launch_calls'][0]:,} launch calls.",),
         advice="Record it with ProfilerActivity.CUDA as on the other ranks. Another profiler that "

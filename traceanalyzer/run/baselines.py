@@ -36,6 +36,7 @@ from traceanalyzer.errors import (
     UnreadableFile,
 )
 from traceanalyzer.files import is_running
+from traceanalyzer.units import format_first
 
 #: Number of the layout of stored parts (summaries, baselines). Raised when a type or a table of a
 #: part changes, or the meaning of its numbers: ``tests/run/test_stored_parts.py``.
@@ -249,8 +250,7 @@ def _missing(folder: Path, facts: Facts) -> str:
     lost = [name for name in facts.files if not (folder / PurePath(name).name).is_file()]
     if not lost:
         return ""
-    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
-    return f"missing: {', '.join(name[:200] for name in lost[:_NAMED])}{more}"
+    return f"missing: {format_first([name[:200] for name in lost], _NAMED)}"
 
 
 def _facts(data: bytes) -> Facts:

@@ -25,6 +25,7 @@ from traceanalyzer.findings.rule import Rule
 from traceanalyzer.result import Fact, Report, Result, Section, Table
 from traceanalyzer.run.loop import examine, guarded
 from traceanalyzer.trace import Inputs, Trace
+from traceanalyzer.units import format_first
 
 #: Ranks with a share this far from the median come first in the table of ranks.
 _DEVIATES = 0.02
@@ -108,9 +109,7 @@ def _marked(section: Section | None, diagnosis: Result, examination: Examination
 
 
 def _about(paths: Sequence[str]) -> str:
-    names = [PurePath(path).name or path for path in paths[:_NAMED]]
-    more = len(paths) - _NAMED
-    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    return format_first([PurePath(path).name or path for path in paths], _NAMED)
 
 
 def _command(command: str, paths: Sequence[str]) -> str:

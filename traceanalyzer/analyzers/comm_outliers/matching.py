@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common import kernel_names, names
 from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.errors import MissingData
+from traceanalyzer.units import format_first
 
 #: One process group; without a recorded group, one stream. ``group_ranks`` distinguishes groups
 #: of one name on different ranks.
@@ -155,8 +156,7 @@ def joined(parts: Sequence[Part]) -> pl.DataFrame:
         MissingData: there are no collectives.
     """
     if not any(part.instances.height for part in parts):
-        more = f" and {len(parts) - 3} more" if len(parts) > 3 else ""
-        where = ", ".join(part.path for part in parts[:3]) + more
+        where = format_first([part.path for part in parts], 3)
         worked = any(part.activity.busy_ns is not None for part in parts)
         text = _NO_COLLECTIVE if worked else _NO_DEVICE
         raise MissingData(text.format(where=where, hint=parts[0].record_hint))

@@ -19,6 +19,7 @@ from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import (
     format_bytes,
     format_count,
+    format_first,
     format_frac,
     format_ns,
     format_ranges,
@@ -430,8 +431,7 @@ def unequal_experts(experts: Experts) -> str:
 
 def _filled(memory: pl.DataFrame | None) -> str:
     """Report outliers during which the device was nearly full."""
-    full = None if memory is None else memory.filter("near_full")
-    if memory is None or full is None or full.is_empty():
+    if memory is None or (full := memory.filter("near_full")).is_empty():
         return ""
     worst = full.sort("taken_frac", "id", descending=[True, False]).row(0, named=True)
     return (
@@ -444,8 +444,7 @@ def _filled(memory: pl.DataFrame | None) -> str:
 
 
 def _slower(baseline: pl.DataFrame | None) -> str:
-    slower = None if baseline is None else baseline.filter(pl.col("ratio") >= SLOWER)
-    if baseline is None or slower is None or slower.is_empty():
+    if baseline is None or (slower := baseline.filter(pl.col("ratio") >= SLOWER)).is_empty():
         return ""
     worst = slower.row(0, named=True)
     now, before = worst["compute_frac"], worst["compute_before_frac"]
@@ -491,7 +490,7 @@ def _warm_up(result: CommOutliers) -> Iterator[str]:
     steps = result.steps.filter("warm_up")["step"].to_list()
     if steps:
         yield (
-            f"{tables.listed(steps)}: warm-up, counted in sums of time and not in shares of step "
+            f"{format_first(steps)}: warm-up, counted in sums of time and not in shares of step "
             "time."
         )
 
@@ -525,12 +524,12 @@ def _bubble(result: CommOutliers) -> str:
 def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
     worst, label = result.delayed.worst_of(row["rank"]), result.rank_label(row["rank"])
     share = _share(row["imposed_ns"], result.totals.total_wait_ns)
-    steps = f", mainly in {tables.listed(row['steps'])}" if len(row["steps"]) in {2, 3} else ""
+    steps = f", mainly in {format_first(row['steps'])}" if len(row["steps"]) in {2, 3} else ""
     return (
         f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
         f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "
         f"{format_count(row['matched'], 'collective')}; the most costly arrival delay is "
-        f"{format_ns(worst['arrival_delay_ns'])}, at {_what(worst)}{_at(worst['step'])}."
+        f"{format_ns(worst['arrival_delay_ns'])}, at {_what(worst)}{at_step(worst['step'])}."
     )
 
 
@@ -538,7 +537,7 @@ def passed_on(row: Mapping[str, Any]) -> str:
     """Report the ranks that a row of ``stragglers`` delayed, so that others waited for them."""
     if not row["victims"]:
         return ""
-    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {tables.listed(row['victims'])}"
+    ranks = f"{'rank' if len(row['victims']) == 1 else 'ranks'} {format_first(row['victims'])}"
     return (
         f"It delayed {ranks}, which therefore arrived last at collectives of other groups: "
         f"{format_ns(row['passed_ns'])} of that wait time."
@@ -583,10 +582,10 @@ def _others(result: CommOutliers, others: list[dict[str, Any]]) -> str:
         return ""
     named = [
         f"{result.rank_label(row['rank'])} ({format_ns(row['imposed_ns'])}"
-        + (f", in {tables.listed(row['steps'])})" if len(row["steps"]) in {1, 2, 3} else ")")
+        + (f", in {format_first(row['steps'])})" if len(row["steps"]) in {1, 2, 3} else ")")
         for row in others
     ]
-    return f"Other stragglers: {tables.listed(named)}."
+    return f"Other stragglers: {format_first(named)}."
 
 
 def _victim(result: CommOutliers) -> str:
@@ -616,10 +615,9 @@ def _slow_everywhere(result: CommOutliers) -> str:
     after = f"after {result.every_rank} had arrived (a bandwidth problem, {other})"
     return (
         f"{slow.height} of {format_count(result.totals.n_collectives, 'collective')} "
-        f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}{_at(worst['step'])} "
-        f"has a transfer time of "
-        f"{format_ns(worst['transfer_ns'])}, {format_ratio(worst['slow_factor'])} as long as usual"
-        f"{slow_groups(result)}."
+        f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}"
+        f"{at_step(worst['step'])} has a transfer time of {format_ns(worst['transfer_ns'])}, "
+        f"{format_ratio(worst['slow_factor'])} as long as usual{slow_groups(result)}."
     )
 
 
@@ -630,7 +628,7 @@ def _set_up(result: CommOutliers) -> str:
         return ""
     first = rows.row(0, named=True)
     return (
-        f"The first {_what(first)} of a group{_at(first['step'])} takes "
+        f"The first {_what(first)} of a group{at_step(first['step'])} takes "
         f"{format_ns(first['transfer_ns'])} after {result.every_rank} had arrived, "
         f"{format_ratio(first['slow_factor'])} as long as usual: set-up of the communicator, once."
     )
@@ -659,7 +657,7 @@ def _unexplained(result: CommOutliers) -> str:
     return (
         f"{outliers.height} of {format_count(result.totals.n_events, 'collective')} "
         f"{'is an outlier' if outliers.height == 1 else 'are outliers'}, on {where}"
-        f"{_mostly(outliers)}; the worst, {_what(worst)}{_at(worst['step'])}, took "
+        f"{_mostly(outliers)}; the worst, {_what(worst)}{at_step(worst['step'])}, took "
         f"{format_ns(worst['duration_ns'])}, {format_ratio(worst['factor'])} "
         f"{_USUAL[worst['judged_by']]}{overlap}."
     )
@@ -777,7 +775,8 @@ def _what(row: Mapping[str, Any]) -> str:
     return name if size is None else f"{name} of {format_bytes(size)}"
 
 
-def _at(step: str | None) -> str:
+def at_step(step: str | None) -> str:
+    """Return the step as the end of a phrase; empty without one."""
     return "" if step is None else f" in {step}"
 
 

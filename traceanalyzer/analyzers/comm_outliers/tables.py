@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Table
-from traceanalyzer.units import format_count, format_ns
+from traceanalyzer.units import format_count, format_first, format_ns
 
 _KIND = "collective, dtype, message_bytes: message"
 
@@ -227,9 +227,6 @@ def _arrivals(met: pl.DataFrame, delayed: pl.DataFrame) -> Chart:
     )
 
 
-#: Ranks or steps named in the verdict; the rest is counted.
-_NAMED = 5
-
 _BASIS = (
     "Wait time is all the time before the last rank arrives; diagnose counts the part of it "
     "without compute, within steps."
@@ -294,11 +291,11 @@ def _inputs(parts: Sequence[Part]) -> Iterator[str]:
         yield f"{unnamed} files have no rank: they are numbered in order of their names."
     if again:
         yield (
-            f"Several files of rank {listed(again, _RANKS)} are treated as parts of one run. "
+            f"Several files of rank {format_first(again, _RANKS)} are treated as parts of one run. "
             "Put files of several runs in separate folders."
         )
     if silent:
-        yield f"No communication was recorded on rank {listed(silent, _RANKS)}."
+        yield f"No communication was recorded on rank {format_first(silent, _RANKS)}."
 
 
 def _events(parts: Sequence[Part], instances: pl.DataFrame) -> Iterator[str]:
@@ -360,7 +357,7 @@ def _clocks(clocks: pl.DataFrame) -> str:
     largest = format_ns(offset_ns)
     corrected = clocks.filter("applied")["rank"].to_list()
     if corrected:
-        which = f"rank{'s' * (len(corrected) > 1)} {listed(corrected, _RANKS)}"
+        which = f"rank{'s' * (len(corrected) > 1)} {format_first(corrected, _RANKS)}"
         return f"Clock offsets of up to {largest} were corrected on {which}."
     within = f" within {largest}" if offset_ns else ""
     return f"The clocks of the ranks agree{within} (ends of collectives): not corrected."
@@ -383,9 +380,3 @@ def memory_notes(memory: pl.DataFrame | None) -> Iterator[str]:
             "Without a common clock of memory and collectives, the maximum of the whole memory "
             "history counts."
         )
-
-
-def listed(items: Sequence[object], most: int = _NAMED) -> str:
-    """``a, b and 3 more``."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(map(str, items[:most])) + more

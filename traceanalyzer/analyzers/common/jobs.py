@@ -11,7 +11,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.trace import Trace, of_kinds
-from traceanalyzer.units import NS_PER_S, format_count
+from traceanalyzer.units import NS_PER_S, format_count, format_first
 from traceanalyzer.vocabulary import DEVICE_WORK, MEMORY_SNAPSHOT, NSYS, ROCPD
 
 #: Ranks of one job record the same steps. Recordings further apart than this share no step,
@@ -131,7 +131,7 @@ def several_jobs(recordings: Iterable[Recording]) -> str:
     each = []
     for job, row in zip(jobs[:_NAMED_JOBS], facts, strict=False):
         known = [fact for fact, differs in zip(row, differ, strict=True) if fact and differs]
-        files = _listed(list(dict.fromkeys(names[one.path] for one in job)))
+        files = format_first(list(dict.fromkeys(names[one.path] for one in job)), _NAMED)
         each.append(f"{files} ({', '.join(known)})" if known else files)
     more = len(jobs) - _NAMED_JOBS
     return (
@@ -250,8 +250,3 @@ def _facts(job: Sequence[Recording]) -> tuple[str | None, ...]:
         if start_ns is None
         else f"{datetime.fromtimestamp(start_ns / NS_PER_S, UTC):%Y-%m-%d %H:%M} UTC",
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -8,7 +8,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.diff.runs import ALLOCATIONS, PYTHON_FRAMES, Measure, Run
-from traceanalyzer.units import format_count, format_frac, format_ratio
+from traceanalyzer.units import format_count, format_first, format_frac, format_ratio
 
 _NAMED = 3
 
@@ -108,7 +108,7 @@ def _truncated(runs: tuple[Run, Run]) -> Iterator[str]:
     for run, when in zip(runs, ("before", "after"), strict=True):
         truncated = [fact.path for fact in run.facts if fact.cut_off]
         if truncated:
-            yield f"Truncated, the end is missing ({when}): {_first_paths(truncated)}."
+            yield f"Truncated, the end is missing ({when}): {format_first(truncated, _NAMED)}."
 
 
 def _different(runs: tuple[Run, Run]) -> Iterator[str]:
@@ -251,8 +251,3 @@ def _units(run: Run) -> str:
 def _data_of(run: Run) -> str:
     values = {label: getattr(run, name) for label, name in _DATA.items()}
     return listed([label for label, value in values.items() if value is not None and value != ()])
-
-
-def _first_paths(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
-    return ", ".join(paths[:_NAMED]) + more

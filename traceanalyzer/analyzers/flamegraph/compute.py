@@ -18,7 +18,7 @@ from traceanalyzer.drawings import Flame
 from traceanalyzer.errors import MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, in_spans, record_hint
-from traceanalyzer.units import format_frac, format_weight
+from traceanalyzer.units import format_first, format_frac, format_weight
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS, MEMORY_SNAPSHOT
 
 _TITLE_FILES = 3
@@ -171,9 +171,7 @@ def _window(
 
 
 def _title(parts: Sequence[weights.Part]) -> str:
-    names = list(dict.fromkeys(part.path for part in parts))
-    more = f" and {len(names) - _TITLE_FILES} more" if len(names) > _TITLE_FILES else ""
-    return ", ".join(names[:_TITLE_FILES]) + more
+    return format_first(list(dict.fromkeys(part.path for part in parts)), _TITLE_FILES)
 
 
 def _subtitle(

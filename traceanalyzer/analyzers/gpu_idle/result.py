@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_frac, format_ns
+from traceanalyzer.units import format_first, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATE_HOST, SYNCHRONISE, call_class
 
 #: Share of the time below which no action is needed.
@@ -561,9 +561,8 @@ def _notes(result: GpuIdle) -> Iterator[str]:
     yield from _step_notes(result)
     loaders = result.host.loader["name"]
     if loaders.len() and waited:
-        names = ", ".join(loaders.head(_NAMED))
-        more = f" and {loaders.len() - _NAMED} more" * (loaders.len() > _NAMED)
-        yield f"Counted as data loading: {names}{more}. --dataloader REGEX selects others."
+        names = format_first(loaders.to_list(), _NAMED)
+        yield f"Counted as data loading: {names}. --dataloader REGEX selects others."
     if not result.coverage.on_host:
         yield (
             "The span of a device is from its first work to its last, extended to the marked "

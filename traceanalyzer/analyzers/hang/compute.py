@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.hang.result import Hang
 from traceanalyzer.errors import InputError, MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, is_truncated
+from traceanalyzer.units import format_first
 from traceanalyzer.vocabulary import FLIGHT_RECORDER, PY_SPY_DUMP, dtype_bytes
 
 _RECORD = (
@@ -334,11 +335,10 @@ def _check_one_job(
     paths = sorted({path for row in rows for path in row[1:]})
     folders = sorted({str(PurePath(path).parent) for path in paths})
     names, remedy = (folders, "one folder") if len(folders) > 1 else (paths, "the files of one job")
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     raise InputError(
         min(rows)[2],
         f"the dumps are of several jobs: rank {min(rows)[0]} has unrelated ones",
-        hint=f"pass {remedy}: {', '.join(names[:_NAMED])}{more}",
+        hint=f"pass {remedy}: {format_first(names, _NAMED)}",
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
-from traceanalyzer.units import format_bytes, format_ns, format_ranges
+from traceanalyzer.units import format_bytes, format_first, format_ns, format_ranges
 
 #: Most ranks, operations of a chain, and lines in a sentence.
 _MOST_RANGES, _MOST_LINKS, _MOST_PLACES = 12, 4, 3
@@ -77,8 +77,7 @@ def joined_places(places: Sequence[str]) -> str | None:
             f"{lines[0]}-{lines[-1]}"
         )  # fmt: skip
         return f"{parts[0][0]}:{text})"
-    more = len(several) - _MOST_PLACES
-    return ", ".join(several[:_MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
+    return format_first(several, _MOST_PLACES)
 
 
 def _is_pair(part: str) -> bool:
