@@ -94,9 +94,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     uses=("gpu_idle",),
 )
 def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    slow = result.collectives.filter("slow").sort(
-        "slow_factor", "instance", descending=[True, False]
-    )
+    slow = largest_first(result.collectives.filter("slow"), "slow_factor", "instance")
     if slow.is_empty() or not (claimed := straggling.claimed(answers, SLOW)):
         return
     worst, (losses, total) = slow.row(0, named=True), claimed

@@ -29,7 +29,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
-from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.columns import left_join, ratio
 from traceanalyzer.analyzers.common.device_steps import usual_ns
 from traceanalyzer.analyzers.common.display import Basis
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -415,9 +415,7 @@ def _recorded_by_all(windows: pl.DataFrame, comm: CommOutliers | None) -> pl.Dat
     if comm is None or comm.compared_from is None or not comm.begin_apart:
         return windows
     keys = ["path", "rank"]
-    rows = windows.join(
-        comm.compared_from, on=keys, how="left", nulls_equal=True, maintain_order="left"
-    )
+    rows = left_join(windows, comm.compared_from, keys)
     begun = pl.col("step").is_null() | (pl.col("start") >= pl.col("from_ns").fill_null(_EVER))
     cut = rows.filter(begun).with_columns(start=pl.max_horizontal("start", "from_ns"))
     cut = cut.filter(pl.col("start") < pl.col("end"))

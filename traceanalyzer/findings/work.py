@@ -339,9 +339,7 @@ _ENOUGH = 5
     {"info": 0.05, "warning": 0.15, "critical": 0.3},
 )
 def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
-    rows = result.ranks.drop_nulls("between_frac").sort(
-        "between_frac", "on", descending=[True, False]
-    )
+    rows = largest_first(result.ranks.drop_nulls("between_frac"), "between_frac", "on")
     if rows.is_empty():
         return
     worst = rows.row(0, named=True)

@@ -14,6 +14,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs
 from traceanalyzer.analyzers.comm_outliers import compute as comm
+from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.diff import Options, comparable, compared, result, roles, runs
 from traceanalyzer.analyzers.flamegraph import compute as flamegraph
@@ -283,9 +284,7 @@ def _with_behaviour(part: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:
         return replace(part, steps=rows.drop("busy_ns").with_columns(unknown))
     units = idle.units.select("unit", "device")
     causes = idle.steps.select("unit", "start", *BEHAVIOUR).join(units, on="unit").drop("unit")
-    joined = rows.drop("busy_ns").join(
-        causes, on=["device", "start"], how="left", nulls_equal=True, maintain_order="left"
-    )
+    joined = left_join(rows.drop("busy_ns"), causes, ["device", "start"])
     return replace(part, steps=joined)
 
 

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.base import Analyzer, R
 from traceanalyzer.analyzers.comm_outliers import compute as comm
 from traceanalyzer.analyzers.comm_outliers.collectives import Part as CommPart
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.columns import source_of, stacked
+from traceanalyzer.analyzers.common.columns import largest_first, source_of, stacked
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.diff.roles import Units
 from traceanalyzer.analyzers.flamegraph.weights import Part as Stacks
@@ -500,9 +500,7 @@ def judged_shares(rows: pl.DataFrame, least: float) -> pl.DataFrame:
     state = _state(before, after, change, floor, noise).cast(pl.String)
     shares = state.replace({SLOWER: "more", FASTER: "less"})
     changed = rows.with_columns(change_frac=change, state=shares)
-    return changed.sort(
-        pl.col("change_frac").abs(), "name", "place", descending=[True, False, False]
-    )
+    return largest_first(changed, pl.col("change_frac").abs(), "name", "place")
 
 
 def _state(

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options, compute, runs
 from traceanalyzer.analyzers.diff.comparable import WITHIN
@@ -235,9 +236,7 @@ def _by_run(roles: Sequence[pl.DataFrame]) -> pl.DataFrame:
     rows = wide.filter(pl.any_horizontal(pl.col(times).is_not_null())).join(
         jumps, on="role", how="left"
     )
-    ordered = rows.sort(
-        pl.col("change_ns").abs(), "role", descending=[True, False], nulls_last=True
-    )
+    ordered = largest_first(rows, pl.col("change_ns").abs(), "role", nulls_last=True)
     return ordered.select("role", *times, "jump", "change_ns", "kernel", "in_place_of")
 
 

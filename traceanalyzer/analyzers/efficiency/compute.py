@@ -44,7 +44,7 @@ _FLOPS = {
 
 
 #: Operators with their inputs, kernels with their launch calls, and marks of steps.
-NEEDS = Needs(
+NEEDS: Needs = Needs(
     {*DEVICE_WORK, *LAUNCH_KINDS, *step_marks.MARK_KINDS} - {"other"},
     step_marks.MARK_NAMES,
     INPUTS,

@@ -259,15 +259,6 @@ def _spans(parts: Sequence[Part], table: str, shifts: pl.Series) -> pl.DataFrame
     )
 
 
-def _epochs(parts: Sequence[Part]) -> pl.Series:
-    """Return the absolute time of 0 of each part, 0 if unknown."""
-    return pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
-
-
-def _paths(parts: Sequence[Part]) -> pl.Series:
-    return pl.Series([part.path for part in parts], dtype=pl.String)
-
-
 def _one_per_device(frame: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Sum the rows of one device over several recordings, such as profiler cycles.
 
@@ -302,9 +293,11 @@ def _timeline(parts: Sequence[Part], shifts: pl.Series, *, one_clock: bool) -> p
     Returns:
         rank, path, device, at_ns, span_ns and the measures, summed.
     """
-    number, epochs = pl.Series(range(len(parts)), dtype=pl.UInt32), _epochs(parts)
+    number = pl.Series(range(len(parts)), dtype=pl.UInt32)
+    epochs = pl.Series([part.epoch_ns or 0 for part in parts], dtype=pl.Int64)
+    paths = pl.Series([part.path for part in parts], dtype=pl.String)
     frames = [part.stretches for part in parts]
-    rows = stacked(frames, path=_paths(parts), part=number, epoch=epochs, zero=shifts - epochs)
+    rows = stacked(frames, path=paths, part=number, epoch=epochs, zero=shifts - epochs)
     timed = rows.with_columns(pl.col("start", "end") + pl.col("epoch"))
     length = pl.col("end").max() - pl.col("start").min()
     lengths = timed.select(length if one_clock else length.over("part"))

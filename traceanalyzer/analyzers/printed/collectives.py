@@ -6,7 +6,7 @@ from dataclasses import replace
 import polars as pl
 
 from traceanalyzer.analyzers.common.aggregates import wide
-from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.columns import left_join, ratio
 from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -113,9 +113,7 @@ def _of_summary(rows: pl.DataFrame) -> pl.DataFrame:
         for known in (read.drop_nulls("mean_ns"), read.drop_nulls("straggler_ns"))
     )
     waits = waits.select(*_KEYS, "straggler_ns").unique(_KEYS, keep="first", maintain_order=True)
-    both = last.drop("straggler_ns").join(
-        waits, on=_KEYS, how="left", nulls_equal=True, maintain_order="left"
-    )
+    both = left_join(last.drop("straggler_ns"), waits, _KEYS)
     steady = pl.col("n") * pl.col("mean_ns")
     outside = (pl.col("total_ns") - steady).clip(lower_bound=0)  # less is due to rounding
     return (

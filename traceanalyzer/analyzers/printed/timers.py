@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.aggregates import wide
-from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.columns import left_join, ratio
 from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
@@ -134,9 +134,7 @@ def _statistics(timers: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         min_ns=time.min(),
         max_ns=time.max(),
     )
-    joined = sums.join(
-        mean, on=["rank", "path"], how="left", nulls_equal=True, maintain_order="left"
-    )
+    joined = left_join(sums, mean, ["rank", "path"])
     shares = joined.with_columns(total_frac=ratio("mean_ns", "step_ns")).drop("step_ns")
     order = ["mean_ns", "rank", "path"]
     return shares.sort(order, descending=[True, False, False], maintain_order=True)

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import device_steps, device_work, display
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.steps import By, engine
 from traceanalyzer.drawings import Chart
@@ -221,9 +222,7 @@ def _warm_up(result: Steps) -> str:
     )
     if excluded.is_empty():
         return ""
-    worst = excluded.sort("ratio", "rank", "number", descending=[True, False, False]).row(
-        0, named=True
-    )
+    worst = largest_first(excluded, "ratio", "rank", "number").row(0, named=True)
     times = f"{format_ratio(worst['ratio'])} the median"
     if excluded.height == 1:
         took = format_ns(worst["duration_ns"])

@@ -48,7 +48,7 @@ _BUSY = (causes.EXPOSED, causes.COPIES)
 
 
 #: What idle time, communication and the critical path need.
-NEEDS = Needs(
+NEEDS: Needs = Needs(
     {*idle_time.NEEDS.kinds, *COMMUNICATION_NEEDS.kinds, *programs.NEEDS.kinds},
     COMMUNICATION_NEEDS.names + programs.NEEDS.names,
 )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.columns import largest_first, left_join, ratio
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.replay import path as longest
@@ -139,9 +139,7 @@ class Timeline(Result):
         first = self.places.sort("lane").unique(keys, keep="first", maintain_order=True)
         rows = path.join(first.drop("device"), on=keys, nulls_equal=True, maintain_order="left")
         of_device = self.places.select(*keys, "device", of="lane")
-        rows = rows.join(
-            of_device, on=[*keys, "device"], how="left", nulls_equal=True, maintain_order="left"
-        )
+        rows = left_join(rows, of_device, [*keys, "device"])
         begin, end = (pl.col(name) + pl.col("shift") for name in ("start", "end"))
         placed = rows.with_columns(pl.coalesce("of", "lane").alias("lane"), start=begin, end=end)
         # clocks of ranks differ by little
@@ -272,9 +270,7 @@ class Timeline(Result):
 
     def _worst(self) -> str:
         """Return the lanes with the most and the least lost time."""
-        ranked = self.shares.drop_nulls("lost_frac").sort(
-            "lost_frac", "lane", descending=[True, False]
-        )
+        ranked = largest_first(self.shares.drop_nulls("lost_frac"), "lost_frac", "lane")
         if ranked.height < _SEVERAL:
             return ""
         (worst, most), (best, least) = (ranked.select("on", "lost_frac").row(at) for at in (0, -1))
