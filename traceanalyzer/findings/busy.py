@@ -16,18 +16,8 @@ from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics_text
+from traceanalyzer.analyzers.kernels import training
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import (
-    ACCUMULATES,
-    ATTENTION,
-    EXTENDED,
-    IN_OPTIMIZER,
-    KERNELS,
-    LEAST_RUN,
-    PRODUCTS,
-    RECOMPUTED,
-    SOFTMAX,
-)
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
@@ -241,7 +231,7 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if not total or not time.whole_ns:
         return
     each = ", ".join(f"{name} {time.text(ns)}" for name, ns in parts.items())
-    math = known and (of_purpose(result, ATTENTION, time)["call"] > 0).any()
+    math = known and (of_purpose(result, training.ATTENTION, time)["call"] > 0).any()
     yield Measured(
         title=f"Attention is not fused: softmax and products, {time.share(total)}.",
         evidence=(
@@ -257,12 +247,12 @@ def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
     """Return device time of unfused attention by operator, without operators by kernel."""
-    sums = of_purpose(result, ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
+    sums = of_purpose(result, training.ATTENTION, time).group_by("name").agg(pl.col("ns").sum())
     parts = dict(largest_first(sums, "ns", "name").iter_rows())
     if not result.has_operators:
         return parts
     of_softmax, of_products = (
-        sum(parts.get(name, 0) for name in names) for names in (SOFTMAX, PRODUCTS)
+        sum(parts.get(name, 0) for name in names) for names in (training.SOFTMAX, training.PRODUCTS)
     )
     least = _LEAST_PART * sum(parts.values())
     return parts if min(of_softmax, of_products) >= least else {}
@@ -282,7 +272,9 @@ def _counted_products(result: Kernels, time: DeviceTime) -> int:
     parts = _attention(result, time)
     if time.frac(sum(parts.values())) < min(_ATTENTION_LEVELS.values()):
         return 0
-    return sum(parts.get(name, 0) for name in (*PRODUCTS, KERNELS[kernel_names.GEMM]))
+    return sum(
+        parts.get(name, 0) for name in (*training.PRODUCTS, training.KERNELS[kernel_names.GEMM])
+    )
 
 
 @rule(
@@ -461,7 +453,7 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
     if _is_found(_double_precision, answers):
         rows = rows.filter(pl.col("precision") != "fp64")
     if _is_found(_unfused_attention, answers):
-        rows = rows.filter(~pl.col("operator").is_in(PRODUCTS))
+        rows = rows.filter(~pl.col("operator").is_in(training.PRODUCTS))
     if _is_found(_recomputed_activations, answers):
         once = 1 - pl.col("recomputed_calls") / pl.col("calls")
         rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
@@ -534,7 +526,7 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
 #: and writes each value once. With few kernels per tensor it is more.
 OF_MANY_FRAC, _OF_FEW_FRAC, _FEW = 1 / 3, 1 / 2, 4
 #: Loops over gradients that are filled with 0, and what avoids them.
-_OF_ZEROS = rf"zero_grad|^{ACCUMULATES}$"
+_OF_ZEROS = rf"zero_grad|^{training.ACCUMULATES}$"
 _KEEP_NO_ZEROS = (
     "Use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0: gradients are then "
     "neither filled with 0 nor added to zeros."
@@ -547,7 +539,7 @@ _UPDATING = (
 
 def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[Measured]:
     """Yield runs of kernels of one tensor each, by the place that launches them."""
-    time, is_mine = answers.time, pl.col("place").eq_missing(IN_OPTIMIZER) == optimizer
+    time, is_mine = answers.time, pl.col("place").eq_missing(training.IN_OPTIMIZER) == optimizer
     for (place,), rows in answers.loops.filter(is_mine).group_by("place", maintain_order=True):
         ns = int(rows["kernel_ns"].sum())
         spans = intervals.intersect(rows, time.windows, DEVICE)
@@ -584,7 +576,11 @@ def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, in
     their time is hardly longer in the last step, and first and last are 0.
     """
     rows = in_steps(result, time).filter(pl.col("kernel").str.contains(kernel_names.JOINS))
-    sums = of_purpose(result, EXTENDED, time).group_by("name").agg(extended=pl.col("ns").sum())
+    sums = (
+        of_purpose(result, training.EXTENDED, time)
+        .group_by("name")
+        .agg(extended=pl.col("ns").sum())
+    )
     by_shape = result.heaviest("name").join(sums, on="name").group_by("kernel")
     extended = dict(by_shape.agg(pl.col("extended").sum()).iter_rows())
     found = []
@@ -634,7 +630,7 @@ def _growing_copies(result: Kernels, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "an optimizer that launches kernels for each parameter instead of a few for all",
-    f"{_UPDATING}, {OF_STEP}, from {LEAST_RUN} kernels one after another on",
+    f"{_UPDATING}, {OF_STEP}, from {training.LEAST_RUN} kernels one after another on",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -649,7 +645,7 @@ def _unfused_optimizer(_: Kernels, answers: Answers) -> Iterator[Measured]:
 @rule(
     "kernels",
     "a loop over parameters or other tensors that launches kernels for each of them",
-    f"{_UPDATING}, {OF_STEP}, from {LEAST_RUN} kernels one after another on",
+    f"{_UPDATING}, {OF_STEP}, from {training.LEAST_RUN} kernels one after another on",
     {"info": 0.03, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle",),
 )
@@ -700,7 +696,7 @@ _SELECTIVE = (
     uses=("gpu_idle", "memory", "info"),
 )
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    work = of_purpose(result, RECOMPUTED, answers.time)
+    work = of_purpose(result, training.RECOMPUTED, answers.time)
     total, time = int(work["ns"].sum()), answers.time
     sums = work.group_by("name").agg(pl.col("ns").sum())
     top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()

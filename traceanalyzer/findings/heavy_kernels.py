@@ -13,14 +13,7 @@ from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, 
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING, UPDATES
-from traceanalyzer.findings.busy import (
-    called_from,
-    double_in,
-    growing_copies,
-    in_steps,
-    launched_by,
-    memory_bound_is_found,
-)
+from traceanalyzer.findings import busy
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
 from traceanalyzer.frames import intervals
@@ -223,8 +216,8 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         return
     yield from _matrix_updates(result, answers)
     sums = _kinds(result, time)
-    doubles = double_in(result, time)["kernel"]
-    if fused := memory_bound_is_found(answers):
+    doubles = busy.double_in(result, time)["kernel"]
+    if fused := busy.memory_bound_is_found(answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     in_pytorch = result.has_operators and answers.program.pytorch
     others = 0
@@ -237,7 +230,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         advice = remedy if remedy and advice == _PROFILE else advice
-        share, launched = time.frac(row["total_ns"]), launched_by(place)
+        share, launched = time.frac(row["total_ns"]), busy.launched_by(place)
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
         known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
@@ -251,7 +244,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                     f"{format_count(row['n'], 'call')}, "
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
                 ),
-                *called_from(place),
+                *busy.called_from(place),
             ),
             advice=advice,
             total_ns=row["total_ns"] - fused * row["fusible_ns"],
@@ -280,9 +273,9 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     )
     labels = _by_operator(result, labels)
     labels = labels.filter(pl.col("kind").is_not_null() | ~pl.col("is_usual"))
-    growing = [kernel for kernel, *_ in growing_copies(result, time)]
+    growing = [kernel for kernel, *_ in busy.growing_copies(result, time)]
     each = (
-        in_steps(result, time)
+        busy.in_steps(result, time)
         .filter(~pl.col("kernel").is_in(growing))
         .group_by("kernel")
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())

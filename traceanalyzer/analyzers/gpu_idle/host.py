@@ -299,7 +299,7 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame) -> Api:
         blocking=is_blocking(work, launched),
         null_stream=(
             not api.pytorch  # its other streams do not wait for the null stream
-            and not matching(trace.names, [STREAM_WAIT])
+            and not matching(trace.names, [vocabulary.STREAM_WAIT])
             and wait_for_null_stream(work, launched)
         ),
     )

@@ -9,6 +9,7 @@ from typing import Unpack
 import numpy as np
 import polars as pl
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reader, Reading
 from traceanalyzer.analyzers.common import host_code, launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
@@ -31,14 +32,6 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
-from traceanalyzer.vocabulary import (
-    ANNOTATION_KINDS,
-    CUDA_CALLS,
-    DEVICE_WORK,
-    ENGINE_STEP,
-    LAUNCH_KINDS,
-    SYNCHRONISING_CALLS,
-)
 
 #: Columns to group by for each ``By``, the outer ones first.
 GROUP: dict[By | None, tuple[str, ...]] = {
@@ -82,11 +75,14 @@ _PLACES = {
 def needs(options: Options) -> Needs:
     """Device work, and launch calls with operators or annotations if grouped by those."""
     if options.by == "operator":
-        return Needs({*DEVICE_WORK, *LAUNCH_KINDS, "cpu_op"})
+        return Needs({*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, "cpu_op"})
     if options.by == "annotation":
-        return Needs({*DEVICE_WORK, *LAUNCH_KINDS, *ANNOTATION_KINDS}, (PYTORCH_MARK,))
+        return Needs(
+            {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, *vocabulary.ANNOTATION_KINDS},
+            (PYTORCH_MARK,),
+        )
     unused = {"tid", "correlation", "external_id", "bytes"}  # streams show impossible times
-    return Needs({*DEVICE_WORK}, unused=tuple(unused - {options.by}), inputs_of={JOIN})
+    return Needs({*vocabulary.DEVICE_WORK}, unused=tuple(unused - {options.by}), inputs_of={JOIN})
 
 
 @dataclass(frozen=True)
@@ -132,13 +128,13 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: device work or the data to group by was not recorded.
         OptionError: a pattern is not a regular expression.
     """
-    _require(trace, DEVICE_WORK)
+    _require(trace, vocabulary.DEVICE_WORK)
     work = device_work(trace, options.comm_patterns)
     if work.is_empty():
         raise MissingData(f"{trace.meta.path}: all recorded device work lacks an end time")
     before = launching.launched_before(trace, work)
     length = (pl.col("end") - pl.col("start")).alias("length_ns")
-    recorded = int(trace.events["kind"].is_in(DEVICE_WORK).sum())
+    recorded = int(trace.events["kind"].is_in(vocabulary.DEVICE_WORK).sum())
     unfinished = recorded - work.height
     keys = [name for name in GROUP[options.by] if name in work.columns]
     number, kernels = _kernels(work)
@@ -299,8 +295,8 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     Work without such a call belongs to the operator with its external id.
     """
     by_id = of == "operator" and work["external_id"].null_count() < work.height
-    if not by_id and not trace.events["kind"].is_in(LAUNCH_KINDS).any():
-        trace.require(*CUDA_CALLS)
+    if not by_id and not trace.events["kind"].is_in(vocabulary.LAUNCH_KINDS).any():
+        trace.require(*vocabulary.CUDA_CALLS)
     launched = launching.launches(trace, work).select(
         "work", "pid", "tid", "launch_name", ts="launch_start"
     )
@@ -367,9 +363,9 @@ def _operators(trace: Trace) -> pl.Expr:
 def _annotations(trace: Trace) -> pl.Expr:
     """Select the annotations of user and PyTorch, without steps except of inference engines."""
     marks = pl.col("name").cast(pl.String).str.contains(PYTORCH_MARK, literal=True)
-    annotated = of_kinds(ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
+    annotated = of_kinds(vocabulary.ANNOTATION_KINDS) | ((pl.col("kind") == "cpu_op") & marks)
     names = trace.events.select(pl.col("name").filter(annotated).unique())
-    kept = ~is_step(names) | named(names, [f"^(?:{ENGINE_STEP})$"])
+    kept = ~is_step(names) | named(names, [f"^(?:{vocabulary.ENGINE_STEP})$"])
     wanted = names.filter(kept)["name"].drop_nulls()
     if wanted.is_empty():
         hint = record_hint(trace.meta, "user_annotation")
@@ -437,7 +433,7 @@ def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
     """Return the calls that wait for a device, and the time from their end to the next work."""
     end = (pl.col("ts") + pl.col("dur")).alias("end")
     calls = trace.events.select(end, "name").with_row_index("launch")
-    calls = calls.filter(named(calls, SYNCHRONISING_CALLS)).drop_nulls("end").sort("end")
+    calls = calls.filter(named(calls, vocabulary.SYNCHRONISING_CALLS)).drop_nulls("end").sort("end")
     following = pl.DataFrame({"next": starts.sort()})
     rows = calls.join_asof(following, left_on="end", right_on="next", strategy="forward")
     kind = pl.lit(SYNCHRONISATION).alias("work_kind")
