@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
@@ -317,6 +317,19 @@ def test_first_start_of_workers_is_no_gain() -> None:
     one = first(loop(between, n=4), "data-loading")
     assert one.gain_frac == pytest.approx(3 / 4 * (one.cost_frac or 0), rel=0.02)
     assert "runs ahead" not in one.advice
+
+
+@pytest.mark.parametrize(("late", "shown"), [((1, 5, 9), True), ((1, 5, 8), False)])
+def test_interval_of_steps_that_wait_for_workers(late: Sequence[int], shown: bool) -> None:
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def between(at: int) -> Rows:
+        name = loader if at // 550 in late else "augment"
+        marked = step(at // 550, (at - 60) * US, 545 * US)
+        return [host("user_annotation", name, (at + 1) * US, 480 * US), marked]
+
+    one = first(loop(between, n=12), "data-loading")
+    assert any("one step in 4 waits" in text for text in one.evidence) == shown
 
 
 def test_a_function_around_two_slices_of_loading_is_not_loading() -> None:

@@ -1,6 +1,6 @@
 """Rules for idle time, one for each cause."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -587,15 +587,18 @@ def main_steps(losses: pl.DataFrame, time: DeviceTime, ranks: Sequence[int]) -> 
 
 
 def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int]) -> Iterator[str]:
-    yield from of_ranks(answers.time, cause, ranks)
+    time = answers.time
+    yield from of_ranks(time, cause, ranks)
     if result.coverage.work_lost and result.coverage.on_host:
         yield "GPU work is missing in the file: this is idle time of the main thread."
     elif result.coverage.work_lost:
         yield TRUNCATED
     yield from _longest(result, cause)
-    yield from _compared(result, cause, answers.time)
+    yield from _compared(result, cause, time)
     if cause == causes.DATALOADING:
         yield from _loading(result)
+        if not result.host.starts_workers:
+            yield from _in_turn(answers, main_steps(time.of_cause(cause), time, ranks))
     if cause in _OF_HOST and (before := _waits_before(cause, answers))[0]:
         yield (
             f"Right before {format_frac(before[1])} of it the host waits for the device "
@@ -751,6 +754,21 @@ def _loading(result: GpuIdle) -> Iterator[str]:
     if result.host.loader.height:
         top = result.host.loader.row(0, named=True)
         yield f"Data loading was detected by {top['name']} ({format_count(top['n'], 'call')})."
+
+
+def _in_turn(answers: Answers, steps: Collection[str]) -> Iterator[str]:
+    """Yield that every Nth step waits: the batches of N workers are ready at the same time."""
+    every = answers.time.windows["step"].drop_nulls().unique(maintain_order=True)
+    apart = every.is_in([*steps]).arg_true().cast(pl.Int64).diff().drop_nulls().unique()
+    if len(steps) > _SEVERAL and apart.len() == 1 and apart[0] > 1:
+        yield (
+            f"Exactly one step in {apart[0]} waits, as with {apart[0]} loader workers whose "
+            "batches are ready at the same time (num_workers)."
+        )
+
+
+#: More steps than this show an interval.
+_SEVERAL = 2
 
 
 def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:
