@@ -124,7 +124,7 @@ def test_pages_contain_every_row_once(client: Client) -> None:
     arguments = {"paths": ["upgrade/before.json.gz"], "sql": "select event from events"}
     rows, offset = [], 0
     while offset is not None and offset < 400:
-        answer = client.answer("query", **arguments, offset=offset)
+        answer = client.answer("query", **arguments, offset=offset, limit=50)
         assert len(answer["rows"]) == 50
         rows += [row["event"] for row in answer["rows"]]
         offset = answer["page"]["next_offset"]

@@ -17,12 +17,22 @@ from traceanalyzer.render.data import as_json
 from traceanalyzer.render.pieces import resource
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.result import SCHEMA_VERSION, Result
-from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, Progress, Roots, Schema, tools
+from traceanalyzer.tools.mcp.tools import (
+    MOST_ROWS,
+    PAGE,
+    ROWS,
+    Progress,
+    Roots,
+    Schema,
+    tools,
+)
 
 #: Most characters of an answer, and of a text in it.
 MOST_CHARACTERS, MOST_TEXT = 100_000, 2_000
 #: Length of texts if one row is too long.
 _SHORT_TEXT = 200
+#: Significant digits of numbers that are not integers.
+_DIGITS = 6
 _LONGEST_ERROR = 2_000
 _KEPT_RESULTS = 4
 _PROGRESS_SECONDS = 0.25
@@ -85,7 +95,7 @@ class _Meter:
 
 
 def bounded(
-    result: Result, *, tables: Sequence[str] = (), offset: int = 0, limit: int = MOST_ROWS
+    result: Result, *, tables: Sequence[str] = (), offset: int = 0, limit: int = ROWS
 ) -> dict[str, Any]:
     """Return a page of a result within :data:`MOST_CHARACTERS` characters of JSON.
 
@@ -146,7 +156,9 @@ def page_of(
 
 
 def _cleaned(value: Any, longest: int) -> Any:
-    """Return a value with texts that are visible and not longer than ``longest``."""
+    """Return a value with visible texts of at most ``longest`` letters and rounded numbers."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, str):
         return shorten(visible(value), longest)
     if isinstance(value, list):

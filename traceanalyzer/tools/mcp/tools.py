@@ -107,8 +107,8 @@ def _signature(path: str) -> tuple[str, int, int]:
     return path, about.st_size, about.st_mtime_ns
 
 
-#: Most rows per table of an answer.
-MOST_ROWS = 50
+#: Rows per table of an answer, unless another number is asked for, and the most.
+ROWS, MOST_ROWS = 10, 50
 _MOST_PATHS, _LONGEST_ARGUMENT = 1_000, 20_000
 _LAST_RANK = (1 << 31) - 1
 _LAST_INT = (1 << 62) - 1
@@ -153,7 +153,7 @@ _SHARED: Schema = {
     "format": _text("Format of the files. Default: detected by content."),
     "tables": _texts("Return rows of these tables only. Default: of all tables."),
     "offset": _integer("First row of each table: next_offset of the page before.", 0, 10**9),
-    "limit": _integer("Rows per table.", 1, MOST_ROWS),
+    "limit": _integer(f"Rows per table. Default: {ROWS}.", 1, MOST_ROWS),
 }
 _INPUTS = _paths("Files and folders of one run, all ranks.")
 
