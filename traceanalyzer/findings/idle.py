@@ -13,13 +13,7 @@ from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
-from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.activities import (
-    OUTSIDE,
-    advice_on_collectives,
-    clause,
-    main_place,
-)
+from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.transfers.result import Transfers
@@ -250,12 +244,11 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
     size = total / (time.whole_ns + time.warm_up_ns)
     steps = losses["step"].unique().sort()
     where = f"{steps[0]} (warm-up)" if steps.len() == 1 else "warm-up steps"
-    what = "Main thread" if result.coverage.on_host else "GPU"
+    what, several = "Main thread" if result.coverage.on_host else "GPU", result.units.height > 1
+    does = activities.clause(result.waiting(cause), f" in {where}", several=several)
     yield Measured(
         size=size,
-        title=f"{what}{'s' * (result.units.height > 1)} "
-        f"{clause(result.waiting(cause), f' in {where}', several=result.units.height > 1)}: "
-        f"{time.text(total, once=True)}.",
+        title=f"{what}{'s' * several} {does}: {time.text(total, once=True)}.",
         evidence=tuple(_longest(result, cause)),
         advice=_once_advice(time, answers),
         total_ns=total,
@@ -332,7 +325,7 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.MODULE_LOADING and answers.remade.height:
         return _MAKE_ONCE
     if cause == causes.PEER and _are_matched(answers):
-        return advice_on_collectives(result.activity(cause))
+        return activities.advice_on_collectives(result.activity(cause))
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
         return _ALL_GPUS if result.program.pytorch else _LAUNCH_ON_ALL
     if cause == causes.DEVICE_WAIT and answers.time.busiest:
@@ -527,7 +520,7 @@ def _title(
     several = len(ranks) > 1 or (not ranks and result.units.height > 1)
     who = f"R{straggling.label(answers, ranks)[1:]}" if ranks else f"{what}{'s' * several}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, ranks)
-    does = clause(waiting, in_steps(steps, time), several=several)
+    does = activities.clause(waiting, in_steps(steps, time), several=several)
     return f"{who} {does}: {time.share(total, once=once)}{others}."
 
 
@@ -653,7 +646,7 @@ def of_ranks(time: DeviceTime, cause: str, ranks: Sequence[int]) -> Iterator[str
     )  # fmt: skip
     state, states = ("copies", "copy") if cause == causes.COPIES else ("is idle", "are idle")
     if cause == causes.HOST_CODE and time.on_host:
-        state, states = f"is {OUTSIDE}", f"are {OUTSIDE}"
+        state, states = f"is {activities.OUTSIDE}", f"are {activities.OUTSIDE}"
     one = len(ranks) == 1
     who = f"Rank{'s' * (not one)} {format_ranges(ranks)}"
     parts = [f"{who} {state if one else states} for {format_ns(idle)} in total"]
@@ -685,7 +678,7 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     if cause == causes.HOST_CODE and result.pauses.height:
         yield _pauses(result.pauses)
         return
-    in_place = (pl.col("own_code") == main_place(gaps)[0]) & pl.lit(cause in _PLACED)
+    in_place = (pl.col("own_code") == activities.main_place(gaps)[0]) & pl.lit(cause in _PLACED)
     in_place = in_place.fill_null(value=False)  # the place of most of the time, which is named
     longest = gaps.sort(in_place, pl.col("end") - pl.col("start"), descending=True).head(1)
     gap = longest.with_columns(activity=activity(), plain_step=STEP).row(0, named=True)
@@ -727,7 +720,7 @@ _OTHER_SIDE = {"before": "after", "after": "before"}
 
 def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Yield the place of the host in most of the longest gaps."""
-    name, ns, n = main_place(gaps)
+    name, ns, n = activities.main_place(gaps)
     if n > 1:
         share = format_frac(ns / int(gaps["cause_ns"].sum()))
         where = f"{n:,} gaps with the host in {frame_text(name)}"
