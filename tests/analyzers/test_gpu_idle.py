@@ -18,6 +18,7 @@ import traceanalyzer
 from traceanalyzer import GpuIdle, MissingData, OptionError
 from traceanalyzer.analyzers.common.clocks import axis
 from traceanalyzer.analyzers.common.display import at_start
+from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.analyzers.gpu_idle.causes import BATCH_BYTES, CAUSES
 from traceanalyzer.analyzers.gpu_idle.compute import GPU_IDLE, TIMES, gpu_idle
@@ -618,7 +619,8 @@ def test_file_without_data_is_noted(tmp_path: Any) -> None:
 
 def test_every_cause_has_texts() -> None:
     known = set(causes.CAUSES) - {causes.HOST_CODE}
-    assert all(causes.advice(cause, code="X") for cause in known)
+    program = Api(hip=False, pytorch=True, trains=True)
+    assert all(causes.advice(cause, program, code="X") for cause in known)
     for texts in (causes.NAMES, causes.WAITING):
         assert tuple(texts) == CAUSES
 

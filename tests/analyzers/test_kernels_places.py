@@ -9,6 +9,7 @@ import pytest
 from comm_traces import MS, US, device, host, step, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.gpu_idle.activities import Activity, advice_on_host_code
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.communication import _of_place
@@ -166,6 +167,7 @@ def test_advice_on_copies_fits_their_operator(operator: str, part: str) -> None:
 
 def test_lookups_of_compiled_code_are_no_compilation() -> None:
     one = Activity(place="TorchDynamo Cache Lookup")
-    text = advice_on_host_code(one, code="", pytorch=True, on_host=False)
+    api = Api(hip=False, pytorch=True, trains=True)
+    text = advice_on_host_code(one, api, code="", on_host=False)
     assert "graph_breaks" in text
     assert "recompiles" not in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.gpu_api import api_of
+from traceanalyzer.analyzers.common.gpu_api import Api, api_of
 from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.gpu_idle import activities, causes
@@ -32,6 +33,7 @@ from traceanalyzer.result import Finding
 from traceanalyzer.trace import Meta, Trace
 
 ROOT = Path(__file__).parents[2]
+TRAINING = Api(hip=False, pytorch=True, trains=True)
 Rows = list[dict[str, Any]]
 
 
@@ -690,14 +692,14 @@ def test_advice_names_the_framework_of_the_program(
     traced: Any = SimpleNamespace(meta=Meta("x", format_, extra=extra), names=[name])
     api = api_of(traced)
     assert (api.framework, api.pytorch) == (framework or "", framework is None)
-    text = causes.advice(causes.LAUNCH, code="", pytorch=api.pytorch, framework=api.framework)
+    text = causes.advice(causes.LAUNCH, api, code="")
     assert part in text
     assert ("torch" in text) == api.pytorch
 
 
 def test_no_cause_tells_to_look_in_other_tables() -> None:
     for cause in set(causes.CAUSES) - {causes.HOST_CODE}:
-        text = causes.advice(cause, code="record the host")
+        text = causes.advice(cause, TRAINING, code="record the host")
         assert text
         assert "table of" not in text
 
@@ -766,7 +768,8 @@ def test_ranks_that_wait_get_the_rank_that_waits_least(shared: Path) -> None:
 )
 def test_schedulers_of_requests_run_ahead(place: str, part: str) -> None:
     one = Activity(place=place)
-    assert part in activities.advice_on_host_code(one, code="", pytorch=False, on_host=False)
+    api = replace(TRAINING, pytorch=False)
+    assert part in activities.advice_on_host_code(one, api, code="", on_host=False)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from diagnosing import diagnosis
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.gpu_api import in_hip
+from traceanalyzer.analyzers.common.gpu_api import Api, in_hip
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.findings.program import Program, program as program_of
 from traceanalyzer.findings.result import DIFFERENT_JOBS, _need, _skipped
@@ -221,7 +221,8 @@ def test_inference_gets_no_advice_on_optimizers(shared: Path, name: str) -> None
 
 
 def test_training_gets_advice_on_optimizers() -> None:
-    assert "fused optimizers" in causes.advice(causes.LAUNCH, code="")
+    program = Api(hip=False, pytorch=True, trains=True)
+    assert "fused optimizers" in causes.advice(causes.LAUNCH, program, code="")
     assert ta.gpu_idle(FIXTURES / "nccl_8ranks/rank0.json.gz").program.trains
 
 

@@ -254,9 +254,8 @@ _FLATTEN = (
     "replaced"
 )
 _OF_NULL_STREAM = (
-    "The copies are asynchronous and on other streams, but wait for each kernel of the default "
-    "stream, and its kernels for them: launch the kernels on a stream, too, and create the streams "
-    "with cudaStreamNonBlocking, or compile with --default-stream per-thread."
+    "The copies wait for each kernel of the default stream, and its kernels for them: create their "
+    "streams with cudaStreamNonBlocking, or compile with --default-stream per-thread."
 )
 _OF_PLACE = {
     r"aten::(?:_cudnn_rnn|lstm|gru|rnn_\w+)(?: |$)": _FLATTEN,

@@ -191,9 +191,8 @@ _MORE_BLOCKS = (
     "better several): partial results per block, joined by atomics or a second kernel."
 )
 _SPILLING = (
-    "Keep its data in registers: launch bounds that fit its blocks (__launch_bounds__), smaller "
-    "blocks, two kernels in place of one, and arrays of a thread with constant indices. "
-    "nvcc -Xptxas -v lists what each kernel spills."
+    "Keep its data in registers: __launch_bounds__ that fit its blocks, two kernels in place of "
+    "one, arrays with constant indices. nvcc -Xptxas -v lists what each kernel spills."
 )
 #: Multiprocessors of a small GPU.
 _LEAST_UNITS = 16

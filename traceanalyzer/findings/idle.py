@@ -348,9 +348,8 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
 
 
 _MAKE_ONCE = (
-    "Modules with kernels are loaded, unloaded and loaded again: make what has them (a plan of "
-    "cuFFT, a descriptor, a handle, a compiled kernel) once before the loop, and keep it. A "
-    "warm-up or CUDA_MODULE_LOADING=EAGER does not help."
+    "Modules are loaded, unloaded and loaded again: make what has them (a plan of cuFFT, a "
+    "descriptor, a compiled kernel) once before the loop, and keep it."
 )
 #: Functions of torch.distributed that send pickled objects.
 _OF_OBJECTS = (

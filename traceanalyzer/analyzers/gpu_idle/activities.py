@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
@@ -186,10 +187,9 @@ def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
     if n < _SLOW_CALLS or ns < _SLOW_NS or not re.match(causes.COMPUTES, name):
         return "", ""
     return name, (
-        f"{name} takes {format_ns(ns)} on the host before each launch, so fewer launches would not "
-        "help: it probably prepares something again in each call (a compiled graph, a plan, a "
-        "workspace). Keep its shapes equal from call to call (padding, a cache of fixed length), "
-        "so that it is found, or use another implementation of the operator."
+        f"{name} takes {format_ns(ns)} on the host before each launch: it probably prepares "
+        "something again (a compiled graph, a plan, a workspace). Keep its shapes equal from call "
+        "to call (padding, a cache of fixed length), or use another implementation."
     )
 
 
@@ -359,33 +359,29 @@ _OF_PARALLEL = (
 )
 
 
-def advice_on_host_code(
-    one: Activity, *, code: str, pytorch: bool, on_host: bool, trains: bool = True
-) -> str:
+def advice_on_host_code(one: Activity, program: Api, *, code: str, on_host: bool) -> str:
     """Return the change that fits what the host does in gaps without a call or launch.
 
     Args:
         one: what it does.
+        program: its API and framework.
         code: what to record to see more code; empty if Python stacks were recorded.
-        pytorch: whether the program is known to use PyTorch.
         on_host: no GPU work was recorded: the gaps are between operators.
-        trains: whether the program is known to train a model.
     """
+    pytorch = program.pytorch
     if one.wait:
         return advice_on_wait(one)
     if one.pauses or one.rival:
         return _COLLECT_TOGETHER if one.pauses else _OF_RIVAL.format(rival=one.rival)
-    if one.in_autograd or ON_CPU in one.place:
-        return (
-            _OF_AUTOGRAD if one.in_autograd else OF_PROVIDER.format(operator=one.place.split()[0])
-        )
+    if one.in_autograd:
+        return _OF_AUTOGRAD
     names = (one.place, one.called, one.frame)
     if text := next(filter(None, (_of_name(name, one, pytorch=pytorch) for name in names)), ""):
         return text
     if pytorch and (text := _of_part(one, on_host=on_host)):
         return text
     if one.runs_python:
-        return _of_python(one, pytorch=pytorch, trains=trains)
+        return _of_python(one, pytorch=pytorch, trains=program.trains)
     if one.is_operator:
         return (
             f"{one.place} computes on the CPU{one.where}: move its input to the GPU (.to(device)), "
@@ -440,22 +436,20 @@ _ASYNCHRONOUS = (
     "at a time (--max-num-seqs)."
 )
 _RETRACING = (
-    "tf.function traces again for each new shape, type or Python value of its arguments: pad to "
-    "few shapes, pass numbers as tensors, and set input_signature or reduce_retracing=True."
+    "tf.function traces again for each new shape, type or Python value: pad to few shapes, pass "
+    "tensors, and set input_signature or reduce_retracing=True."
 )
 _NO_FALLBACK = (
-    "cudf.pandas runs {place}, with copies to the host and back: cuDF has no such operation. "
-    "Rewrite it with operations that it has (column expressions in place of a function per row). "
-    "%%cudf.pandas.profile lists the calls that run on the CPU."
+    "cuDF has no operation for {place}: rewrite it with those that it has (expressions of columns "
+    "in place of a function per row). %%cudf.pandas.profile lists the calls that run on the CPU."
 )
 _PME_ON_GPU = (
     "GROMACS computes {place} on the CPU: mdrun -nb gpu -pme gpu -bonded gpu -update gpu moves to "
     "the GPU what the simulation allows."
 )
 _MORE_LAYERS = (
-    "llama.cpp computes layers on the CPU ({place}): put all of them on the GPU (-ngl 99); if they "
-    "do not fit, with a smaller quantization, context or KV cache type, or the experts only "
-    "on the CPU (--n-cpu-moe)."
+    "llama.cpp computes layers on the CPU ({place}): put all on the GPU (-ngl 99), if they do not "
+    "fit with a smaller quantization or context, or only experts on the CPU (--n-cpu-moe)."
 )
 _RANGES = "Ranges (NVTX, roctx, record_function) around the code between launches show its parts"
 
@@ -671,13 +665,15 @@ _OF_NAME = {
     _FALLBACK: _NO_FALLBACK,
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,
+    re.escape(ON_CPU): OF_PROVIDER,
 }
 
 
 def _of_name(name: str, one: Activity, *, pytorch: bool) -> str:
     """Return advice for known functions and ranges, compilation and collection of garbage."""
     if text := next((text for test, text in _OF_NAME.items() if re.search(test, name)), ""):
-        return text.format(place=one.text if name == one.place else frame_text(name))
+        place = one.text if name == one.place else frame_text(name)
+        return text.format(place=place, operator=name.split()[0])
     if _RESUMES.search(name):
         function = frame_text(_RESUMES.sub(r"\1", name))
         return (
@@ -694,7 +690,8 @@ def advice_on_slice(name: str, *, pytorch: bool) -> str:
     """Return the change that fits host code that runs in some steps only, or between steps."""
     text = frame_text(name)
     if any(re.search(pattern, name) for pattern in causes.DATALOADER):
-        return causes.advice(causes.DATALOADING, code="", pytorch=pytorch)
+        program = Api(hip=False, pytorch=pytorch, trains=True)
+        return causes.advice(causes.DATALOADING, program, code="")
     if _COMPILES.search(name):
         dynamic = ", torch.compile(dynamic=True)" * pytorch
         log = "TORCH_LOGS=recompiles" if pytorch else "JAX_EXPLAIN_CACHE_MISSES=1"

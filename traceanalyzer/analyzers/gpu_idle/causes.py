@@ -6,7 +6,7 @@ by the names of the slices that run on the threads that launch the device's kern
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA
+from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA, Api
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 BUSY = "busy"
@@ -352,20 +352,16 @@ _WITHOUT_GAIN = {
 }
 
 
-def advice(
-    cause: str, *, code: str, pytorch: bool = True, trains: bool = True, framework: str = ""
-) -> str:
+def advice(cause: str, program: Api, *, code: str) -> str:
     """Return the advice for a cause of idle time if nothing else is known.
 
     Args:
         cause: one of :data:`CAUSES`, without host code.
+        program: its API and framework.
         code: how to record the host, if the cause is unknown.
-        pytorch: whether the program is known to use PyTorch.
-        trains: whether the program is known to train a model.
-        framework: the framework of a program without PyTorch, as ``Api.framework``.
     """
     if cause in _WITHOUT_GAIN:
         return _WITHOUT_GAIN[cause].format(code=code)
-    texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE | _ADVICE_OF.get(framework, {})
-    text = texts[cause] if trains else texts[cause].replace(_OPTIMIZERS, "")
-    return f"{text}."
+    texts = _ADVICE_ELSEWHERE | _ADVICE_OF.get(program.framework, {})
+    text = (_ADVICE if program.pytorch else _ADVICE | texts)[cause]
+    return f"{text if program.trains else text.replace(_OPTIMIZERS, '')}."

@@ -310,13 +310,8 @@ class GpuIdle(Result):
             code = "" if coverage.stacks_known else coverage.hints["other code"]
             if not program.pytorch:
                 code = code.replace("with_stack=True", "with_stack=True (PyTorch)")
-            text = activities.advice_on_host_code(
-                one,
-                code=code,
-                pytorch=program.pytorch,
-                trains=program.trains,
-                on_host=coverage.on_host,
-            )
+            on_host = coverage.on_host
+            text = activities.advice_on_host_code(one, program, code=code, on_host=on_host)
             return text + causes.PERHAPS_REQUESTS * (one.wait == DATA and not program.trains)
         if cause == causes.SYNCHRONISATION:
             found = one.place if call_class(one.place) == SYNCHRONISE or not one.place else ""
@@ -339,17 +334,8 @@ class GpuIdle(Result):
         if cause == causes.LAUNCH:
             work = main_place(self.of_cause(cause), "after")[0]
             text = activities.advice_on_launches(one, one.range or one.place, work)
-        device_work = coverage.hints["device work"]
-        return program.named(
-            text
-            or causes.advice(
-                cause,
-                code=device_work,
-                pytorch=program.pytorch,
-                trains=program.trains,
-                framework=program.framework,
-            )
-        )
+        code = coverage.hints["device work"]
+        return program.named(text or causes.advice(cause, program, code=code))
 
     def _straggler(self) -> str:
         """Return advice on the rank that waits much less for others; empty if none does."""
