@@ -545,6 +545,30 @@ def test_py_spy_is_joined_by_the_thread(
     assert ("file_baton" in result.advice) == builds
 
 
+@pytest.mark.parametrize(
+    ("calls", "answered"),
+    [
+        (("barrier", None), ("outside collectives", (1,), (0,))),
+        (("barrier", "all_reduce"), ("unknown", (), (0, 1))),
+        ((None, None), ("unknown", (), ())),
+    ],
+)
+def test_stacks_without_dumps_name_the_ranks_outside_collectives(
+    calls: tuple[str | None, ...], answered: tuple[Any, ...], tmp_path: Path
+) -> None:
+    for rank, call in enumerate(calls):
+        inner = f"    {call} (torch/distributed/distributed_c10d.py:{rank})\n" if call else ""
+        (tmp_path / f"rank{rank}.txt").write_text(
+            f"Process {rank + 7}: python a.py\nPython v3.11.7 (/usr/bin/python3)\n\n"
+            f'Thread {rank + 7} (idle): "MainThread"\n{inner}    step (a.py:{rank + 1})\n'
+            'Thread 99 (idle): "Other"\n    run (b.py:3)\n'
+        )
+    result = ta.hang(tmp_path)
+    assert (result.cause, result.culprits, result.waiting) == answered
+    assert result.to_polars("threads")["place"].to_list() == ["step (a.py:1)", "step (a.py:2)"]
+    assert ta.hang(tmp_path, rank=1).to_polars("threads")["rank"].to_list() == [1]
+
+
 def test_of_several_dumps_of_a_rank_the_newest_counts(tmp_path: Path) -> None:
     run = Run()
     run.steps()
@@ -607,8 +631,6 @@ def test_unknown_rank_and_other_files(tmp_path: Path) -> None:
     assert ta.hang(path, assume_rank=3).dumps["rank"].to_list() == [3]
     with pytest.raises(MissingData, match="traceanalyzer diagnose"):
         ta.hang(FIXTURES / "nccl_8ranks" / "rank0.json.gz")
-    with pytest.raises(MissingData, match="no Flight Recorder dump"):
-        ta.hang(FOLDER / "missing" / "py_spy_rank_2.txt")
 
 
 @pytest.mark.sample(3)

@@ -252,13 +252,12 @@ def _threads(trace: Trace) -> pl.DataFrame:
 def combine(parts: Sequence[Part], _options: Options) -> Hang:
     """Align the records of all ranks and find what they wait for.
 
+    Without a dump, the stacks of py-spy show what each rank does.
+
     Raises:
         InputError: the dumps are of several jobs.
-        MissingData: there is no dump, only stacks of py-spy.
     """
     dumps = pl.concat([part.dumps for part in parts])
-    if dumps.is_empty():
-        raise MissingData(f"no Flight Recorder dump, only stacks of py-spy; {_RECORD}")
     chosen, others = _one_per_rank(dumps)
     all_records, all_groups = (
         pl.concat([getattr(part, name) for part in parts]) for name in ("records", "groups")
@@ -360,8 +359,8 @@ HANG = Analyzer(
 def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
     """Find the rank that a hanging job waits for.
 
-    Inputs are Flight Recorder dumps of PyTorch, one per rank, and optionally the output of
-    ``py-spy dump`` of the same ranks. Collectives are aligned by group and sequence number, sends
+    Inputs are Flight Recorder dumps of PyTorch, one per rank, the output of ``py-spy dump`` of the
+    ranks, or both. Collectives are aligned by group and sequence number, sends
     and receives by their order. Ranks of a group without a dump are suspects, not errors. A time
     window is ignored: dumps have no beginning.
 
@@ -372,7 +371,7 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
 
     Raises:
         InputError: no input can be read, or the dumps are of several jobs.
-        MissingData: no input is a Flight Recorder dump of a known rank.
+        MissingData: no input is a Flight Recorder dump of a known rank, or of py-spy.
         OptionError: no input has the rank.
     """
     rank = reading.pop("rank", None)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
+from traceanalyzer.analyzers.common.display import headings, listed, sentences, table_of_known
 from traceanalyzer.analyzers.hang import texts
 from traceanalyzer.analyzers.hang.matching import Groups, Matched
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
@@ -79,7 +79,8 @@ class Hang(Result):
         Raises:
             OptionError: the rank is unknown.
         """
-        known = sorted({*self.dumps["rank"].to_list(), *self.missing_dumps})
+        of_stacks = self.threads["rank"].drop_nulls().to_list()
+        known = sorted({*self.dumps["rank"].to_list(), *self.missing_dumps, *of_stacks})
         if rank is not None and rank not in known:
             raise OptionError(f"no input is of rank {rank}; there are ranks {format_ranges(known)}")
         return replace(self, rank=rank)
@@ -91,8 +92,11 @@ class Hang(Result):
         """Return the first cause: of :class:`Stuck`, ``deadlock``, ``none``, or ``unknown``.
 
         It is unknown if no operation is pending, but the last ones of a truncated dump are lost, or
-        collectives lack the numbers by which they are aligned.
+        collectives lack the numbers by which they are aligned. Without dumps, it is ``outside
+        collectives`` if the stacks of some ranks are in a collective and those of others are not.
         """
+        if self.dumps.is_empty():
+            return "outside collectives" if self.culprits else "unknown"
         if self.stuck.is_deadlock:
             return "deadlock"
         if self.stuck.causes:
@@ -107,6 +111,9 @@ class Hang(Result):
     @property
     def culprits(self) -> tuple[int, ...]:
         """Return the ranks at the end of all waiting: missing, differing, or in a deadlock."""
+        if self.dumps.is_empty():
+            ranks = self._stacks.filter(pl.col("call").is_null())["rank"].drop_nulls()
+            return tuple(ranks.sort()) if self.waiting else ()
         if self.stuck.is_deadlock:
             odd = texts.odd_one(self.stuck.cycle)
             return odd.missing if odd else tuple(sorted({*texts.in_cycle(self.stuck.cycle)}))
@@ -121,6 +128,9 @@ class Hang(Result):
     @property
     def waiting(self) -> tuple[int, ...]:
         """Return the ranks that wait in any operation."""
+        if self.dumps.is_empty():
+            waits = self._stacks.filter(pl.col("call").is_not_null())
+            return tuple(waits["rank"].drop_nulls().sort())
         return tuple(sorted({rank for one in self.stuck.stuck for rank in one.waiting}))
 
     @property
@@ -162,6 +172,8 @@ class Hang(Result):
 
     def _verdict(self) -> str:
         stuck, label = self.stuck, self.groups.label
+        if self.dumps.is_empty():
+            return self._where_stacks_are()
         if not stuck.causes and not stuck.cycle:
             return self._unknown() if self._truncated or self._unnumbered else self._no_hang()
         chosen = _distinct(stuck.causes)
@@ -183,9 +195,36 @@ class Hang(Result):
         rest = f"{more:,} more in the table of operations." if more > 0 else ""
         return sentences(main, chain, *also, rest, f"Try: {self.advice}.")
 
+    @cached_property
+    def _stacks(self) -> pl.DataFrame:
+        """The main threads, with the collective that they called (null: none) and who they are."""
+        rows = self.threads.filter(pl.col("thread") == "MainThread").unique(
+            "path", keep="first", maintain_order=True
+        )
+        file = pl.col("path").str.extract("([^/]*)$")
+        return rows.with_columns(
+            call=pl.col("frames").str.extract_all(_COLLECTIVE).list.last().str.extract(r"^(\S+)"),
+            who=pl.coalesce(pl.format("rank {}", "rank"), file),
+        ).sort("rank", "path")
+
+    def _where_stacks_are(self) -> str:
+        """Say what the main threads do, those outside collectives first."""
+        rows = self._stacks.group_by("call", "place", maintain_order=True).agg("rank", "who")
+        parts = []
+        for call, place, ranks, who in rows.sort("call", "place", nulls_last=False).iter_rows():
+            names = listed(who[:_LANES]) if None in ranks else texts.rank_list(ranks)
+            begin = f"{names[0].upper()}{names[1:]} {'is' if len(who) == 1 else 'are'} in"
+            parts.append(f"{begin} {call}, called at {place}." if call else f"{begin} {place}.")
+        many = len(parts) - _LANES
+        rest = f"Of {many:,} more places see the table." if many > 0 else ""
+        return sentences(*parts[:_LANES], rest, f"Try: {self.advice}.")
+
     @property
     def advice(self) -> str:
         """What to try about the first cause; for a missing rank the code where it went wrong."""
+        if self.dumps.is_empty():
+            ranks = texts.rank_list(self.culprits) if self.culprits else ""
+            return texts.ADVICE["stacks"].format(ranks) if ranks else texts.ADVICE["only stacks"]
         first = next(iter(self.stuck.causes), None)
         if self.stuck.is_deadlock and (odd := texts.odd_one(self.stuck.cycle)):
             rank = odd.missing[0]
@@ -367,6 +406,10 @@ class Hang(Result):
     # --- tables --------------------------------------------------------------------------------
 
     def _tables(self) -> Iterator[Table]:
+        same = pl.lit(value=True) if self.rank is None else pl.col("rank") == self.rank
+        if self.dumps.is_empty():
+            yield table_of_known("threads", "Main threads", self._stacks.filter(same), _MAIN)
+            return
         yield table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS)
         yield table_of_known(
             "operations",
@@ -381,7 +424,6 @@ class Hang(Result):
         yield table_of_known(
             "collectives", "All collectives", collectives, _COLLECTIVES, detail=True
         )
-        same = pl.lit(value=True) if self.rank is None else pl.col("rank") == self.rank
         if (threads := self.threads.filter(same)).height:
             yield Table("threads", "Stacks of py-spy", threads, _THREADS, detail=True)
 
@@ -622,3 +664,6 @@ _COLLECTIVES = headings(
     "n_completed: completed, n_missing: missing, last_rank: last rank, skew_ns: arrival skew"
 )
 _THREADS = headings("rank, thread, state, place: line, frames: stack")
+_MAIN = headings("who: process, call: collective, place: line, state")
+#: Frames of functions that call a collective.
+_COLLECTIVE = r"(?m)^\S+ \(_?(?:distributed_c10d|functional_collectives)\.py"

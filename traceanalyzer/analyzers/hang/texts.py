@@ -16,6 +16,9 @@ ADVICE = {
     "no dump": "look at the log of the rank without a dump: it may have crashed, been killed, or "
     "hung before its watchdog started; on all ranks set TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+    "stacks": "look at what {} does there: the other ranks wait in a collective",
+    "only stacks": "compare the lines; Flight Recorder dumps show the collectives of each rank "
+    "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
     "few dumps": "pass the dumps of {} too, or the folder that has them: they show which rank did "
     "not enter it, or called another operation; of a rank that wrote none, look at its log",
     "no record": "look at what the suspect rank does (py-spy dump --pid PID), and set a larger "
