@@ -26,12 +26,14 @@ STEPS = 6
 ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 4}
 
 
-def job(odd: Mapping[str, float], more: int = 0, collective: str = ALL_REDUCE) -> list[Trace]:
-    """Return four equal ranks, except rank 2 with longer kernels, or more of one."""
-    rank_works = [_works(odd, more) if rank == 2 else _works({}, 0) for rank in range(4)]
+def job(
+    odd: Mapping[str, float], more: int = 0, collective: str = ALL_REDUCE, ranks: int = 4
+) -> list[Trace]:
+    """Return equal ranks, except rank 2 with longer kernels, or more of one."""
+    rank_works = [_works(odd, more) if rank == 2 else _works({}, 0) for rank in range(ranks)]
     last = max(sum(ns for _, ns in works) for works in rank_works)
     rows = [list(_rank(works, last, collective)) for works in rank_works]
-    return [trace(events, rank, world_size=4) for rank, events in enumerate(rows)]
+    return [trace(events, rank, world_size=ranks) for rank, events in enumerate(rows)]
 
 
 def _works(odd: Mapping[str, float], more: int) -> list[tuple[str, int]]:
@@ -82,6 +84,14 @@ def test_title_has_the_factor_of_the_kernels() -> None:
 
 
 @pytest.mark.matrix
+@pytest.mark.parametrize(("ranks", "shown"), [(4, 4), (9, 4)])
+def test_the_timeline_shows_the_rank_of_a_finding(ranks: int, shown: int) -> None:
+    timeline = ta.diagnose(job({"gemm": 2.0}, ranks=ranks)).timeline
+    assert timeline is not None
+    assert "rank 2" in timeline.lanes["on"]
+    assert (timeline.lanes.height, timeline.left_out) == (shown, ranks - shown)
+
+
 def test_cost_is_wait_time_of_the_other_ranks() -> None:
     one = straggler(job({"gemm": 2.0}))
     assert one.cost_ns == 4 * MS, "all steps are shorter without it"

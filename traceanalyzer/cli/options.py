@@ -59,9 +59,11 @@ def _input_format(context: click.Context, _option: click.Parameter, name: str | 
         width = max(map(len, formats))
         click.echo("\n".join(f"{one:{width}}  {text}" for one, text in formats.items()))
         context.exit()
-    if name in FORMS:
+    form = "md" if name == "markdown" else name
+    if form in FORMS:
         raise OptionError(
-            f"--input-format: {name!r} is an output format; --to {name} selects the output"
+            f"{name!r} is an output format: use --to {form} (--format and --input-format are about "
+            "the input)"
         )
     return name
 

@@ -149,7 +149,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined, answers),
         about=", ".join(filter(None, (one(examined.results) for one in (described, peak_memory)))),
-        timeline=None if little else _timeline(examined),
+        timeline=None if little else _timeline(examined, found.findings),
         instead=_of_text_only(examined),
         little=little,
         input_notes=(
@@ -195,15 +195,16 @@ def _inferred(answers: Answers) -> str:
     return INFERRED_STEPS if inferred else ""
 
 
-def _timeline(examined: Examination) -> Lanes | None:
-    """Return a short timeline.
+def _timeline(examined: Examination, findings: Sequence[Finding]) -> Lanes | None:
+    """Return a short timeline, with the ranks of the findings.
 
     None without idle time, if the files are of different jobs, or if there is a full one.
     """
     idle, compared = (examined.results.get(name) for name in ("gpu_idle", "comm_outliers"))
     if examined.jobs or "timeline" in examined.results or not isinstance(idle, GpuIdle):
         return None
-    return summary(idle, compared if isinstance(compared, CommOutliers) else None)
+    ranks = {one.rank for one in findings if one.rank is not None}
+    return summary(idle, compared if isinstance(compared, CommOutliers) else None, ranks)
 
 
 def _little_work(answers: Answers) -> str:

@@ -1,5 +1,6 @@
 """A short timeline from the results of idle time and communication: the extreme devices only."""
 
+from collections.abc import Collection
 from typing import Any
 
 import polars as pl
@@ -25,8 +26,8 @@ from traceanalyzer.frames import intervals
 
 _KEYS = ["rank", "path", "device"]
 _LANE = ["lane"]
-#: Devices with most idle time; the median one follows.
-_WORST = 2
+#: Devices with most idle time; the median one follows. So many are all shown.
+_WORST, _FEW = 2, 4
 _INTERVAL = {"lane": pl.UInt32, "start": pl.Int64, "end": pl.Int64}
 #: Empty events, gaps and marks.
 _SCHEMAS: tuple[dict[str, Any], ...] = (
@@ -39,12 +40,15 @@ _SCHEMAS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
-    """Return a timeline of the devices with most idle time and of the median one.
+def summary(
+    idle: GpuIdle, compared: CommOutliers | None, ranks: Collection[int] = ()
+) -> Lanes | None:
+    """Return a timeline of the devices with most idle time, the median one and those of findings.
 
     Args:
         idle: idle time with :attr:`GpuIdle.lost`.
         compared: the comparison of collectives, if communication was recorded.
+        ranks: the ranks of findings, whose devices are shown too.
 
     Returns:
         A drawing without events and marks; None if devices cannot be placed on one axis.
@@ -55,7 +59,7 @@ def summary(idle: GpuIdle, compared: CommOutliers | None) -> Lanes | None:
     shifts = _shifts(units, compared)
     if shifts is None:
         return None
-    chosen, left_out = _chosen(units)
+    chosen, left_out = _chosen(units, ranks)
     shifted = chosen.join(shifts, on="path", maintain_order="left")
     shifted = shifted.with_columns(pl.col("start", "end") + pl.col("shift"))
     zero = shifted.select(pl.col("start").min() - pl.col("at_ns").min()).item()
@@ -97,7 +101,7 @@ def _shifts(units: pl.DataFrame, compared: CommOutliers | None) -> pl.DataFrame 
     return known if paths.is_in(known["path"].implode()).all() else None
 
 
-def _chosen(units: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+def _chosen(units: pl.DataFrame, ranks: Collection[int]) -> tuple[pl.DataFrame, int]:
     """Return the units to show with lane, on (label) and lost_frac, and how many are left out.
 
     Several recordings of one device of a rank are one lane. Time in which a main thread waits for
@@ -111,8 +115,9 @@ def _chosen(units: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     )
     devices = devices.with_columns(display.places(devices)).with_row_index("lane")
     ranked = devices.sort("lost_frac", descending=True, maintain_order=True)["lane"].to_list()
-    visible = {*ranked[:_WORST], ranked[len(ranked) // 2]}
-    kept = devices.filter(pl.col("lane").is_in(visible)).drop("path")
+    visible = {*ranked[:_WORST], ranked[len(ranked) // 2]} if len(ranked) > _FEW else ranked
+    is_visible = pl.col("lane").is_in(visible) | pl.col("rank").is_in(ranks)
+    kept = devices.filter(is_visible).drop("path")
     chosen = units.join(kept, on=key, nulls_equal=True, maintain_order="left")
     return chosen.sort("lane", "start"), devices.height - kept.height
 
