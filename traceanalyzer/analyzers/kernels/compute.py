@@ -238,18 +238,13 @@ def _kernels_of_steps(
     grids = trace.launch_configs.select("event", "local_memory", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
     grids = grids.drop("event")[nesting.row_numbers(place)]
-    kernels = kernels.hstack(grids).filter(counted)
-    keys = ["device", "step", "name", "blocks"]
-    sums = (
-        kernels.filter(pl.col("work_kind") == COMPUTE)
-        .group_by(keys)
-        .agg(
-            pl.col("fusible_ns").sum(),
-            n=pl.len().cast(pl.Int64),
-            total_ns=pl.col("length").sum(),
-            max_ns=pl.col("length").max(),
-            local_memory=pl.col("local_memory").max(),
-        )
+    kernels = kernels.hstack(grids).filter((pl.col("work_kind") == COMPUTE) & counted)
+    sums = kernels.group_by("device", "step", "name", "blocks").agg(
+        pl.col("fusible_ns").sum(),
+        n=pl.len().cast(pl.Int64),
+        total_ns=pl.col("length").sum(),
+        max_ns=pl.col("length").max(),
+        local_memory=pl.col("local_memory").max(),
     )
     return sums.drop_nulls("name")
 
