@@ -943,3 +943,12 @@ def test_streams_wait_for_work_of_their_device() -> None:
     )
     edges = _coincidences(work)
     assert edges.select("work", "after", "inferred").rows() == [(2, 0, True)]
+
+
+def test_without_a_change_the_inputs_are_read_once() -> None:
+    """``diagnose`` has the programs that the usual changes replay."""
+    paths: list[str] = []
+    export = ROOT / "fixtures" / "nsys" / "training.sqlite"
+    result = ta.what_if(export, on_trace=lambda one: paths.append(one.meta.path))
+    assert paths == [str(export)]
+    assert result.changes.height > 1
