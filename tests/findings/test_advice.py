@@ -321,8 +321,8 @@ def test_first_start_of_workers_is_no_gain() -> None:
     assert "runs ahead" not in one.advice
 
 
-@pytest.mark.parametrize(("late", "shown"), [((1, 5, 9), True), ((1, 5, 8), False)])
-def test_interval_of_steps_that_wait_for_workers(late: Sequence[int], shown: bool) -> None:
+@pytest.mark.parametrize(("late", "expected"), [((1, 5, 9), True), ((1, 5, 8), False)])
+def test_interval_of_steps_that_wait_for_workers(late: Sequence[int], expected: bool) -> None:
     loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
     def between(at: int) -> Rows:
@@ -331,7 +331,7 @@ def test_interval_of_steps_that_wait_for_workers(late: Sequence[int], shown: boo
         return [host("user_annotation", name, (at + 1) * US, 480 * US), marked]
 
     one = first(loop(between, n=12), "data-loading")
-    assert any("one step in 4 waits" in text for text in one.evidence) == shown
+    assert any("one step in 4 waits" in text for text in one.evidence) == expected
 
 
 def test_a_function_around_two_slices_of_loading_is_not_loading() -> None:

@@ -324,12 +324,12 @@ def _extending(trace: Trace, work: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     joins = events.filter((pl.col("name") == JOIN) & (pl.col("dur") > 0)).drop_nulls("input_dims")
     sizes = {dims: _extended(str(dims)) for dims in joins["input_dims"].unique()}
     known = {size[:2] for size in sizes.values() if size}
-    again = {
-        dims: kind for dims, (kind, length, added) in ((d, s) for d, s in sizes.items() if s)
-        if {(kind, length - added), (kind, length + added)} & known
+    chains = {
+        dims: size[0] for dims, size in sizes.items()
+        if size and {(size[0], size[1] + sign * size[2]) for sign in (-1, 1)} & known
     }  # fmt: skip
-    counts = Counter(again.values())
-    chosen = [dims for dims, kind in again.items() if counts[kind] >= _LEAST_SIZES]
+    counts = Counter(chains.values())
+    chosen = [dims for dims, kind in chains.items() if counts[kind] >= _LEAST_SIZES]
     joins = joins.filter(pl.col("input_dims").is_in(chosen))
     joins = joins.select(*_THREAD, start="ts", end=pl.col("ts") + pl.col("dur")).sort("start")
     inside = linking.label_by_interval(calls, joins, _THREAD).drop_nulls("interval")
