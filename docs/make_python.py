@@ -139,9 +139,9 @@ def names_of(*, classes: bool, errors: bool = False) -> list[str]:
 
 def result_class(function: str) -> str | None:
     """Return the documented class of the result of an analysis."""
-    name = getattr(traceanalyzer, function).__annotations__.get("return")
+    name = str(getattr(traceanalyzer, function).__annotations__.get("return")).rpartition(".")[2]
     known = name in traceanalyzer.__all__ and group_of(function) != READING
-    return str(name) if known else None
+    return name if known else None
 
 
 def group_of(function: str) -> str:
