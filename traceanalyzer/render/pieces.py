@@ -77,6 +77,14 @@ def figure(kind: str, key: str, content: str) -> str:
     )
 
 
+def caption(key: str, title: str, summary: str) -> str:
+    """Return the caption of a figure with its summary, see :func:`figure`."""
+    return (
+        f'<figcaption id="{key}-title">{escaped(title)}</figcaption>\n'
+        f'<p class="soft summary" id="{key}-summary">{escaped(summary)}</p>\n'
+    )
+
+
 def drawn(outline: str, packed: str) -> str:
     """Return the element a viewer draws in, the content without scripts, and the data."""
     return (

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import orjson
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -16,7 +16,7 @@ from traceanalyzer.errors import MalformedInput, UnknownFormat
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, size_of
 from traceanalyzer.parsers.tables import as_table
-from traceanalyzer.trace import Device, Meta, Trace
+from traceanalyzer.trace import Meta, Trace
 
 _CONVERT = "convert the original trace again"
 #: A truncated file does not say what it was.
@@ -29,6 +29,10 @@ BAD_BYTES = (
 )
 
 
+#: Where the other tables are in the file: first byte and length.
+_Places = dict[str, tuple[int, int]]
+
+
 @dataclass(frozen=True)
 class _File:
     """An open file: the Parquet reader of ``events``, and the buffer with the other tables."""
@@ -36,7 +40,7 @@ class _File:
     events: pq.ParquetFile
     data: pa.Buffer
     sources: tuple[Meta, ...]
-    places: dict[str, tuple[int, int]]
+    places: _Places
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:
@@ -99,10 +103,11 @@ def _open(path: str) -> _File:
             f"written by {by} traceanalyzer (schema {int(version)}, supported: {schema.VERSION})",
             hint=("upgrade, or " if newer else "") + _CONVERT + " with this version",
         )
-    sources = tuple(map(_meta, orjson.loads(footer[schema.PARQUET_SOURCES.encode()])))
+    sources = msgspec.json.decode(footer[schema.PARQUET_SOURCES.encode()], type=tuple[Meta, ...])
     if not sources:
         raise ValueError("no source is listed")
-    return _File(events, data, sources, orjson.loads(footer[schema.PARQUET_TABLES.encode()]))
+    places = msgspec.json.decode(footer[schema.PARQUET_TABLES.encode()], type=_Places)
+    return _File(events, data, sources, places)
 
 
 def opened(path: str) -> ds.Dataset:
@@ -164,10 +169,6 @@ def _parquet(data: pa.Buffer, table: str) -> pq.ParquetFile:
     return pq.ParquetFile(
         reader, metadata=metadata, read_dictionary=texts, page_checksum_verification=True
     )
-
-
-def _meta(fields: dict[str, Any]) -> Meta:
-    return Meta(**{**fields, "devices": tuple(Device(**device) for device in fields["devices"])})
 
 
 def _selected_events(

@@ -44,10 +44,7 @@ def inline(chart: Chart, key: str) -> str:
     """
     marks = prepare(chart)
     packed = pack(marks)
-    content = (
-        f'<figcaption id="{key}-title">{pieces.escaped(chart.title)}</figcaption>\n'
-        f'<p class="soft summary" id="{key}-summary">{pieces.escaped(summary(marks))}</p>\n'
-    )
+    content = pieces.caption(key, chart.title, summary(marks))
     if packed.drawn:
         text = pieces.escaped(packed.left_out)
         left_out = f'<p class="soft left-out">{text}</p>\n' if text else ""

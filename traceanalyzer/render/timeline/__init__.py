@@ -317,13 +317,9 @@ def inline(drawing: Lanes, key: str) -> str:
         drawing: the timeline.
         key: prefix of its ids, unique on the page.
     """
-    content = (
-        f'<figcaption id="{key}-title">{escaped(drawing.title)}</figcaption>\n'
-        f'<p class="soft summary" id="{key}-summary">{escaped(_summary(drawing))}</p>\n'
-    )
-    return pieces.figure(
-        "timeline", key, content + pieces.drawn(_outline(drawing), pieces.pack(_data(drawing)))
-    )
+    content = pieces.caption(key, drawing.title, _summary(drawing))
+    content += pieces.drawn(_outline(drawing), pieces.pack(_data(drawing)))
+    return pieces.figure("timeline", key, content)
 
 
 def height(drawing: Lanes) -> int:
