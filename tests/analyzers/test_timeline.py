@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.timeline.states import NAMES, OF_CAUSE, STATE, coar
 from traceanalyzer.analyzers.what_if import replay
 from traceanalyzer.errors import MissingData
 from traceanalyzer.result import Finding
+from traceanalyzer.trace import Trace
 
 FIXTURES = ROOT / "fixtures"
 RANKS = FIXTURES / "nccl_8ranks"
@@ -313,3 +314,25 @@ def test_many_kernels_have_no_critical_path(monkeypatch: pytest.MonkeyPatch, mos
     result = timeline(RANKS)
     assert result.path.is_empty()
     assert [note for note in result.notes if "critical-path" in note]
+
+
+def test_waits_in_mpi_are_waits_for_a_rank() -> None:
+    def of(rank: int, work: int) -> Trace:
+        events = []
+        for number in range(6):
+            at, ids = 400 * US * number, {"correlation": number + 1}
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", at, 2 * US, **ids),
+                device(GEMM, at + 5 * US, work, **ids),
+                host("cuda_runtime", "cudaDeviceSynchronize", at + 3 * US, work + 3 * US),
+                host("mpi", "MPI_Allreduce", at + work + 10 * US, 320 * US - work, group="0"),
+            ]
+        return trace(events, rank=rank)
+
+    ranks = [of(0, 100 * US), of(1, 300 * US)]
+    lengths = pl.col("end") - pl.col("start")
+    for lanes in (timeline(ranks), ta.diagnose(ranks).timeline):
+        assert lanes is not None
+        states = lanes.states.filter(pl.col("state") == "waiting")
+        assert states.select(lengths.sum()).item() == pytest.approx(5 * 200 * US, rel=0.02)
+        assert states["peer"].unique().to_list() == [1]

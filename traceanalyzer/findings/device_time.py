@@ -277,7 +277,7 @@ def device_time(
     idle = _as_compared(idle, comm)
     windows, lost = _recorded_by_all(_windows(idle, comm), comm), _lost(idle, comm)
     if comm is not None:
-        comm = _on_devices(comm, windows)
+        comm = comm.on_devices(windows)
         arrivals = comm.arrivals.with_columns(scheduled=scheduled(comm.arrivals))
         comm = replace(comm, arrivals=arrivals)
     first = _warm_up(idle, windows)
@@ -393,21 +393,6 @@ def _as_compared(idle: GpuIdle | None, comm: CommOutliers | None) -> GpuIdle | N
     units, steps = (rows.with_columns(rank="device") for rows in (idle.units, idle.steps))
     lost = None if idle.lost is None else idle.lost.with_columns(rank="device")
     return replace(idle, units=units, steps=steps, lost=lost)
-
-
-def _on_devices(comm: CommOutliers, windows: pl.DataFrame) -> CommOutliers:
-    """Return collectives that the host runs (MPI, Gloo) as those of the rank's only device."""
-    rank = ["path", "rank"]
-    only = windows.select(DEVICE).unique().drop_nulls("device")
-    only = only.filter(pl.len().over(rank) == 1).rename({"device": "_device"})
-    if only.is_empty() or not comm.instances["device"].null_count():
-        return comm
-
-    def placed(rows: pl.DataFrame) -> pl.DataFrame:
-        known = rows.join(only, on=rank, how="left", nulls_equal=True, maintain_order="left")
-        return known.with_columns(device=pl.coalesce("device", "_device")).drop("_device")
-
-    return replace(comm, instances=placed(comm.instances), arrivals=placed(comm.arrivals))
 
 
 def _recorded_by_all(windows: pl.DataFrame, comm: CommOutliers | None) -> pl.DataFrame:

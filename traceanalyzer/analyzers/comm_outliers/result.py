@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import polars as pl
 
@@ -198,6 +198,24 @@ class CommOutliers(Result):
                 self.experts.pairs,
             ),
         )
+
+    def on_devices(self, devices: pl.DataFrame) -> Self:
+        """Return collectives that the host runs (MPI, Gloo) as those of the rank's only device.
+
+        Args:
+            devices: path, rank and device.
+        """
+        rank = ["path", "rank"]
+        only = devices.select(*rank, _device="device").unique().drop_nulls("_device")
+        only = only.filter(pl.len().over(rank) == 1)
+        if only.is_empty() or not self.instances["device"].null_count():
+            return self
+
+        def placed(rows: pl.DataFrame) -> pl.DataFrame:
+            known = rows.join(only, on=rank, how="left", nulls_equal=True, maintain_order="left")
+            return known.with_columns(device=pl.coalesce("device", "_device")).drop("_device")
+
+        return replace(self, instances=placed(self.instances), arrivals=placed(self.arrivals))
 
     def stragglers(self) -> pl.DataFrame:
         """Return the root ranks in ``delayed``, most imposed wait time in the recording first.

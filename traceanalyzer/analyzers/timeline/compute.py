@@ -287,7 +287,7 @@ def _waits(compared: CommOutliers | None, axis: Axis) -> pl.DataFrame:
     types = {"lane": pl.UInt32, "start": pl.Int64, "end": pl.Int64, "peer": pl.Int32}
     if compared is None or compared.arrivals.is_empty():
         return pl.DataFrame(schema=types)
-    placed = axis.place_collectives(with_peers(compared), "wait_ns")
+    placed = axis.place_collectives(with_peers(compared.on_devices(axis.places)), "wait_ns")
     return placed.select(pl.col(name).cast(dtype) for name, dtype in types.items())
 
 

@@ -138,7 +138,8 @@ def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | No
     states = pl.concat([busy, states]).sort("lane", "start")
     if compared is None or compared.arrivals.is_empty():
         return states.with_columns(peer=pl.lit(None, pl.Int32))
-    waits = with_peers(compared).with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
+    waits = with_peers(compared.on_devices(units))
+    waits = waits.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
     waits = _placed(units, waits).select("lane", "start", "end", pl.col("peer").cast(pl.Int32))
     return with_waits(states, waits, _LANE)
 
