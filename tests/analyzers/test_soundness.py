@@ -495,6 +495,17 @@ def test_recordings_that_end_apart(tmp_path: Path) -> None:
     assert "rank 2 ends 3 s before" in ta.info(paths, quick=False).problems["text"][0]
 
 
+def test_the_time_that_the_profiler_needs_to_process_its_events_is_not_recorded(
+    tmp_path: Path,
+) -> None:
+    mark = {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": ""}
+    paths = []
+    for rank, until in enumerate((12_000, 9_000_000)):
+        events = [*rank_of_job(rank, 0), mark | {"ts": until}]
+        paths.append(write(tmp_path / f"{rank}.json", events, rank=rank, ranks=2))
+    assert problems(*paths) == {}
+
+
 def test_a_file_of_two_processes(tmp_path: Path) -> None:
     both = [*training(), *training(pid=200)]
     assert problems(write(tmp_path / "a.json", both, rank=0, ranks=2)) == {words.SAME_RANK: 2}

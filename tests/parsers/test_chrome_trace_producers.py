@@ -98,3 +98,20 @@ def test_counters_of_a_gpu_without_series_have_the_gpu(tmp_path: Path) -> None:
     }
     gpu = ta.host_metrics(trace).gpus().filter(pl.col("gpu") == "GPU 1").row(0, named=True)
     assert (gpu["sm_frac"], gpu["dram_frac"]) == (0.4, 0.4)
+
+
+@pytest.mark.usefixtures("either")
+def test_functions_around_the_start_of_the_profiler_have_no_line(tmp_path: Path) -> None:
+    """Kineto gives them the line at that moment, that of prof.step(); later ones that of def."""
+
+    def function(name: str, ts: int, dur: int) -> dict[str, Any]:
+        place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 1}
+        return place | {"name": name, "ts": ts, "dur": dur}
+
+    step, called = "torch/profiler/profiler.py(1227): step", "data.py(3): load"
+    loop = [function("train.py(40): <module>", 0, 1000), function("train.py(14): fit", 1, 990)]
+    load = [function(called, 50, 20), function(step, 90, 5)]
+    started = _read(tmp_path, *loop, function(step, 2, 9), *load).events["name"].cast(pl.String)
+    assert started.to_list() == ["<module> (train.py)", "fit (train.py)", step, called, step]
+    later = _read(tmp_path, *loop, *load).events["name"].cast(pl.String)
+    assert later.to_list() == [one["name"] for one in (*loop, *load)]

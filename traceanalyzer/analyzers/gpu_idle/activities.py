@@ -474,7 +474,7 @@ def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
     if not pytorch:
         return f"Make {one.text} faster, or call it less often."
     if one.line.startswith("<module>"):
-        return f"Shorten the Python code between operators in {one.line} (torch.compile)."
+        return f"Shorten the Python code between operators in {one.line}."
     if one.part or one.phase == one.place:
         return f"Compile {one.text} (torch.compile), or shorten its Python code between operators."
     loader = ", or, if it prepares data, in the workers of the DataLoader" * trains

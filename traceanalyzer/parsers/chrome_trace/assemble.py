@@ -1,6 +1,7 @@
 """Build the schema's tables from collected columns."""
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -40,6 +41,10 @@ _LINKED_CODES = np.concatenate([_CALL_CODES, _WORK_CODES])
 _MAX_DEVICE = 1 << 16
 #: With fewer rows, returning memory to the system is not worth the time.
 _MANY = 1 << 18
+
+#: A function of PyTorch's profiler, and the name of any function with its line.
+_STARTS_PROFILER = re.compile(r"(?:^|[/\\])torch[/\\](?:autograd|profiler)[/\\]profiler\.py\(")
+_FRAME = re.compile(r"(?P<file>.+\.py)\(\d+\): (?P<name>.+)")
 
 _LANE_COLUMNS = {
     "name": ("label", "name"),
@@ -81,6 +86,7 @@ class Assembler:
         self.row_of = np.empty(len(self.order), dtype=np.uint32)
         self.row_of[self.order] = np.arange(len(self.order), dtype=np.uint32)
         self._sort()
+        self._drop_lines_at_start()
 
     def frames(self) -> Frames:
         """Build all tables of the schema that a Chrome trace can fill."""
@@ -125,6 +131,28 @@ class Assembler:
         self.file_order = self.file_order[:0]
         for name in ("ts", "dur", "category", "name", "kind", "pid", "tid"):
             setattr(self, name, getattr(self, name)[self.order])
+
+    def _drop_lines_at_start(self) -> None:
+        """Drop the line of Python functions that ran when PyTorch's profiler started.
+
+        Kineto writes the line at that moment, where they call the profiler: for the function of the
+        training loop that of ``prof.step()``. All later functions have the line of their ``def``.
+        """
+        python = np.flatnonzero(self.kind == _KIND_CODE["python_function"])
+        texts = list(self.of.texts) if python.size else []
+        profiler = [code for code, text in enumerate(texts) if _STARTS_PROFILER.search(text)]
+        calls = python[np.isin(self.name[python], np.array(profiler, np.uint32))]
+        for first in calls[np.unique(self.pid[calls], return_index=True)[1]]:
+            of_thread = (self.pid == self.pid[first]) & (self.tid == self.tid[first])
+            around = python[(python < first) & of_thread[python]]
+            if ((self.ts + self.dur)[around] < self.ts[first]).any():
+                continue  # a call of step in the middle
+            for row in around:
+                if frame := _FRAME.match(texts[self.name[row]]):
+                    text = f"{frame['name']} ({frame['file']})"
+                    self.name[row] = self.of.texts.setdefault(text, len(self.of.texts))
+        if len(self.of.texts) > len(texts):
+            self.texts = pl.Series(list(self.of.texts), dtype=pl.Categorical())
 
     def _with_pairs(self, name: str) -> Array:
         column = self.of.slices.whole(name)
