@@ -104,13 +104,18 @@ def plain(name: str) -> str:
 def recording(request: pytest.FixtureRequest, shared: Path) -> tuple[Trace, dict[str, Any]]:
     path = shared / f"data/chrome/kineto_ddp_cpu/{request.param}"
     printed = json.loads(gzip.decompress(Path(f"{path}.key_averages.json.gz").read_bytes()))
-    rows: dict[str, dict[str, Any]] = {}
+    trace, rows = ta.read(f"{path}.json.gz"), dict[str, dict[str, Any]]()
+    names = set(trace.events["name"].cast(pl.String))
     for row in printed:
-        known = rows.setdefault(plain(row["name"]), {})
+        # functions around the start of the profiler have no line
+        name = plain(row["name"])
+        without_line = re.sub(r"^(.+)\(\d+\): (.+)$", r"\2 (\1)", name)
+        name = without_line if without_line in names else name
+        known = rows.setdefault(name, {})
         for key, value in row.items():
             is_number = isinstance(value, int | float)
             known[key] = known.get(key, 0) + value if is_number else value
-    return ta.read(f"{path}.json.gz"), rows
+    return trace, rows
 
 
 def by_name(result: Operators) -> dict[str, dict[str, Any]]:

@@ -52,6 +52,36 @@ def _usual(begin: int) -> Iterator[Event]:
         yield device("gemm", begin + (4 + n) * MS, MS)
 
 
+def test_slow_steps_that_other_findings_explain_in_part_have_one_cost() -> None:
+    """The whole share and that of the cost are both in the title, so that no other one follows."""
+    loader = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+    slow = [host("user_annotation", loader, 10 * MS, 10 * MS), device("gemm", 20 * MS, 10 * MS)]
+    (one,) = judged("uneven-steps", steps({3: slow}))
+    assert "25.0 % of step time" in one.title
+    left = 1 - sum(share for id_, share in one.explained.items() if id_ != "throttled-steps")
+    assert 0 < left < 1
+    assert f"{100 * left * 0.25:.1f} %" in one.title
+    assert one.total_ns == round(left * 20 * MS)
+
+
+def test_jax_that_compiles_in_its_steps() -> None:
+    """The function that compiles is the cause, not the operation that needs it first."""
+    begin, events = 0, list[Event]()
+    for number, took in enumerate((5, 30, 10, 12, 11, 10)):
+        events.append(step(number, begin, took * MS))
+        for name, length in (("PjitFunction(add)", 6), ("compiler.py(292): backend_compile", 5)):
+            more = took * MS * length // 10
+            events.append(host("python_function", name, begin + MS, more * (number > 0)))
+        begin += took * MS
+    results = dict(examine([trace(events)]).results)
+    assert Answers(results).program.xla
+    (one,) = BY_ID["uneven-steps"].judge(Answers(results))
+    assert "5 compilations" in one.title
+    assert "JAX_EXPLAIN_CACHE_MISSES" in one.advice
+    assert one.per == "step"
+    assert one.cost_ns == 21_500_000 // 6  # above the median of 10.5 ms
+
+
 @pytest.mark.matrix
 def test_forward_passes_without_a_backward_pass() -> None:
     layers = [host("cpu_op", "aten::linear", 10 * MS + n * MS, MS // 2) for n in range(15)]

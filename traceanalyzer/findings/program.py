@@ -20,6 +20,8 @@ from traceanalyzer.vocabulary import RANKS_NUMBERED
 _BEFORE_AMPERE = re.compile(
     r"\b(?:[KMPV]\d{1,3}[a-z]?|T4|TITAN|GTX|RTX (?:20|[3-8]000\b(?! Ada))|Quadro)", re.IGNORECASE
 )
+#: Ranges and functions of JAX.
+_OF_JAX = r"^PjitFunction\(|\b(?:pjit|pxla)\.py\("
 #: Largest categories of memory that are named.
 _CATEGORIES = 4
 #: Most models of GPUs that are named.
@@ -122,11 +124,14 @@ class Program:
 
 def program(results: Mapping[str, Result]) -> Program:
     """Return framework and GPUs from the results."""
-    idle, info = results.get("gpu_idle"), results.get("info")
+    idle, info, steps = map(results.get, ("gpu_idle", "info", "steps"))
     known = Program()
     if isinstance(idle, GpuIdle):
         of = idle.program
         known = Program(of.pytorch, trains=of.trains, hip=of.hip, framework=of.framework)
+    elif isinstance(steps, Steps) and steps.code is not None:
+        jax = bool(steps.code["name"].str.contains(_OF_JAX).any())
+        known = Program(pytorch=not jax, framework=XLA * jax)
     if not isinstance(info, Info):
         return known
     names = info.files["devices"].drop_nulls().str.replace_all(r"\b\d+x ", "")

@@ -39,6 +39,7 @@ from traceanalyzer.findings.device_time import (
 from traceanalyzer.findings.program import Program, program
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
+from traceanalyzer.units import format_frac
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
 R = TypeVar("R", bound=Result)
@@ -238,6 +239,7 @@ class Measured:
         cost_ns: lost time, mean per step and device (per device if no steps are marked), or None.
         total_ns: the same in total over all devices; ``cost_ns`` is derived from it if it is None.
         most_gain_ns: the part of ``total_ns`` that can be gained at most, if it is less; or None.
+        per: the unit of ``cost_ns``, if it is given.
         once: the cost arises once per device, not in each step; with steps, a warning at most.
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
@@ -258,6 +260,7 @@ class Measured:
     cost_ns: int | None = None
     total_ns: int | None = None
     most_gain_ns: int | None = None
+    per: str = ""
     once: bool = False
     cost_bytes: int | None = None
     cost_frac: float | None = None
@@ -269,6 +272,11 @@ class Measured:
     intervals: pl.DataFrame | None = None
     ranks: tuple[int, ...] = ()
     explained: Mapping[str, float] = field(default_factory=dict)
+
+
+def without_others(share: float) -> str:
+    """Return the share of a cost that no other finding counts, after its whole share."""
+    return f", {format_frac(share)} without what other findings count"
 
 
 #: What costs in warm-up steps are a share of.

@@ -54,6 +54,7 @@ from traceanalyzer.findings.rule import (
     Rule,
     explained_by,
     rule,
+    without_others,
 )
 from traceanalyzer.result import Confidence
 from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges, format_ratio
@@ -457,6 +458,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     size = share if left < MUCH_LEFT else share * left
     cause = f" Cause: {why_late}." if why_late else ""
     cost, shared = round(total * size / share + longer), 1 - 1 / max(result.ranks.height, 1)
+    wait += without_others(time.frac(cost)) if size < share else ""
     code = only_code(answers, rank, by_cause)[0] if result.stage_of(rank) is None else ""
     return Measured(
         size=size,

@@ -33,7 +33,15 @@ from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving, straggling
 from traceanalyzer.findings.busy import growing_copies, launched_by
 from traceanalyzer.findings.device_time import WORK
-from traceanalyzer.findings.rule import MUCH_LEFT, Answers, Measured, explained_by, of_purpose, rule
+from traceanalyzer.findings.rule import (
+    MUCH_LEFT,
+    Answers,
+    Measured,
+    explained_by,
+    of_purpose,
+    rule,
+    without_others,
+)
 from traceanalyzer.units import (
     format_count,
     format_first,
@@ -93,15 +101,21 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     elif kernels and kernels.why == LARGER_INPUTS:
         what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
+    on_device = answers.time.in_steps and answers.time.whole_ns > 0
+    share = answers.time.frac(cost) if on_device else cost / whole
     yield Measured(
         size=size,
         cost_frac=left * cost / whole,
-        title=f"{what} {format_frac(cost / whole)} of step time"
-        f"{_named_steps(longer)}.{f' Cause: {reason}.' if reason else ''}",
+        of="" if on_device else "step time",
+        per="" if on_device else "step",
+        title=f"{what} {format_frac(share)} of step time"
+        f"{without_others(left * share) if left < 1 else ''}{_named_steps(longer)}."
+        f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
-        total_ns=round(left * cost),
+        cost_ns=round(left * cost / each.height),
+        total_ns=round(left * cost) if on_device else None,
         confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
         explained=explained,
     )
@@ -217,12 +231,32 @@ def _why_slow(
     if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         return f"{kernels.text}{host}", kernels.advice(answers.program.clocks)
+    if answers.program.xla and (compiling := _compilation(result)):
+        return compiling
     if not each:
         return _grown_cause(answers, worst["grown"])
     name, only = rows["name"][0], rows["usual_ns"][0] is None
     if only:
         return each, advice_on_slice(name, pytorch=answers.program.pytorch)
     return each, _grown_cause(answers, frame_text(name))[1]
+
+
+#: The function of JAX that compiles, and the least share of step time that is worth it.
+_JAX_COMPILES, _LONG_COMPILATION = r"compiler\.py\(\d+\): backend_compile", 0.05
+
+
+def _compilation(result: Steps) -> tuple[str, str] | None:
+    """Return cause and advice for compilation in steps; None if it takes little of their time."""
+    if result.code is None:
+        return None
+    rows = result.code.filter(pl.col("name").str.contains(_JAX_COMPILES))
+    total, n = rows.select(pl.col("total_ns", "n").sum()).row(0)
+    share = total / max(int(result.counted["duration_ns"].sum()), 1)
+    if share < _LONG_COMPILATION:
+        return None
+    cause = f"{format_count(n, 'compilation')} in all steps take {format_ns(total)}"
+    advice = advice_on_slice(rows["name"][0], pytorch=False)
+    return f"{cause} ({format_frac(min(share, 1))} of step time)", advice
 
 
 _MORE_CODE = (

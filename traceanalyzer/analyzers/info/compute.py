@@ -146,8 +146,8 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     start = _whole(events["ts"].min())
     weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # duration of a sample
     length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
-    end = events.filter(pl.col("name").ne_missing(_WRITTEN)).select((pl.col("ts") + length).max())
-    end = _whole(end.item())
+    last = (pl.col("ts") + length).filter(pl.col("name").ne_missing(_WRITTEN)).max()
+    end = _whole(events.select(last).item())
     columns = events[["kind", "name", "device", "dur"]]
     only = trace.meta.format in vocabulary.ONLY_COMMUNICATION
     communication = columns.filter(pl.lit(only) | _is_communication(events["name"]))
