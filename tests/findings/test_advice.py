@@ -209,7 +209,7 @@ def test_an_operator_that_takes_long_before_its_launch(us: int, *, is_slow: bool
 
 
 @pytest.mark.parametrize("unloads", [True, False])
-def test_plans_that_are_made_in_each_iteration_are_one_finding(*, unloads: bool) -> None:
+def test_a_plan_in_each_iteration_is_one_finding(*, unloads: bool) -> None:
     def between(at: int) -> Rows:
         calls = (("cuModuleUnload", 5, 90), ("cudaMalloc", 200, 80), ("cuModuleLoadData", 285, 190))
         return [
