@@ -304,6 +304,14 @@ def test_a_given_change_is_displayed_without_findings(late: list[Trace]) -> None
     assert {*table.columns} <= {*table.frame.columns}
 
 
+def test_findings_and_changes_have_a_table_each(late: list[Trace]) -> None:
+    result = ta.what_if(late)
+    found, changed, *_ = result.view().tables
+    assert (found.name, changed.name) == ("findings", "changes")
+    assert found.frame["change"].null_count() == changed.frame["step_ns"].null_count() == 0
+    assert found.frame["finding"].to_list() == result.findings["finding"].to_list()
+
+
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
     result = ta.what_if(late)
     changes = result.changes

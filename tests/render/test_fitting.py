@@ -1,7 +1,12 @@
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from hypothesis import given, strategies as st
 
-from traceanalyzer.render.table import shorten_all
+import traceanalyzer as ta
+from traceanalyzer.render.table import render, shorten_all
+from traceanalyzer.result import Result
 
 NCCL = [f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
         for kind in ("AllReduce_Sum_f32", "AllReduce_Sum_bf16", "AllGather")]  # fmt: skip
@@ -53,3 +58,25 @@ def test_any_names_fit_and_stay_different(names, width):
     assert all(len(text) <= width for text in short)
     assert all(a == b for a, b in zip(names, short, strict=True) if len(a) <= width)
     assert [a == b for a in names for b in names] == [a == b for a in short for b in short]
+
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+@pytest.mark.parametrize(
+    ("function", "paths", "title", "headings"),
+    [
+        (ta.py_spy_report, ["py_spy/subprocesses.raw.txt"], "What the samples do", {"samples"}),
+        (ta.memory_oom, ["memory/fragmented_oom.pickle"], "Errors", {"cause"}),
+        (ta.diff, ["upgrade/before.json.gz", "upgrade/after.json.gz"], "Time breakdown",
+         {"change [%]", "verdict"}),
+    ],
+)  # fmt: skip
+def test_columns_that_answer_the_question_are_shown_in_80_columns(
+    function: Callable[..., Result], paths: list[str], title: str, headings: set[str]
+) -> None:
+    lines = render(function(*(FIXTURES / path for path in paths)), width=80).split("\n")
+    begin = next(at for at, line in enumerate(lines) if line.startswith(title))
+    rule = next(at for at, line in enumerate(lines) if at > begin and line.startswith("---"))
+    cells = zip(*(line.ljust(80).split("|") for line in lines[begin + 1 : rule]), strict=True)
+    assert headings <= {" ".join(" ".join(column).split()) for column in cells}

@@ -463,6 +463,8 @@ _ROLES = {
     "role": "role", **{name: label for name, label in _TIMES.items() if name != "noise_ns"},
     "kernel": "kernel", "in_place_of": "in place of",
 }  # fmt: skip
+#: Columns that a narrow terminal hides before the verdict.
+_LESS = ("in_place_of", "kernel", "before_n", "after_n", "noise_ns", "change_ns")
 _COUNTS = {"before_n": "n before", "after_n": "n after"}
 _RUNS = headings("run, path, files, ranks, steps, format, gpus: GPU")
 _FILES = headings("run, path: file, rank, format, gpus: GPU, cut_off: truncated")
@@ -513,8 +515,9 @@ def _comparisons(result: Diff) -> Iterator[Table]:
         if frame is not None:
             columns = _known_columns(frame, {**keys, **_TIMES, **_COUNTS})
             yield Table(
-                name, title, frame, columns, "none in either run", detail=detail, alike=_ALIKE
-            )
+                name, title, frame, columns, "none in either run", detail=detail, alike=_ALIKE,
+                hide_first=_LESS,
+            )  # fmt: skip
     if result.functions is not None:
         yield _function_table(result.functions)
     if result.memory is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Unpack
 
 import polars as pl
@@ -53,6 +53,8 @@ _ERRORS = headings(
     "usable_bytes: usable, largest_free_bytes: largest free block, "
     "outside_bytes: outside PyTorch, cause"
 )
+#: Columns that a narrow terminal hides before the cause.
+_LESS_OF_ERRORS = ("largest_free_bytes", "outside_bytes", "time_ns", "usable_bytes")
 _RECORD = "Call torch.cuda.memory._record_memory_history() before the workload"
 _STARTED_LATE = f"most memory was allocated before the history starts. {_RECORD}"
 _REMAINDER = "no out-of-memory error in the readable part of the file. Write the file again"
@@ -503,7 +505,9 @@ def _tables(result: MemoryErrors) -> tuple[Table, ...]:
         peak = with_line(summed(_at_peak(result), ["rank", "path", "device", *keys[4:]]))
         return (known_table("peak", "Live at the peak", peak, ALIVE),)
     return (
-        known_table("errors", "Errors", result.errors, _ERRORS),
+        replace(
+            known_table("errors", "Errors", result.errors, _ERRORS), hide_first=_LESS_OF_ERRORS
+        ),
         *([known_table("devices", "All devices", result.devices, _DEVICES)] if several else []),
         Table("advice", "What to try", advice, _ADVICE_COLUMNS, detail=True, whole=True),
         known_table("first", "Live at the first error", at_first, ALIVE),

@@ -439,7 +439,8 @@ def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
         keys = {"file": "file", **keys}
     empty_columns = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION
     rest = {name: label for name, label in headings(columns).items() if name not in empty_columns}
-    return Table(name, title, frame, {**keys, **rest}, empty, missing={"overlap_frac": "-"})
+    return Table(name, title, frame, {**keys, **rest}, empty, missing={"overlap_frac": "-"},
+                 hide_first=("utilisation_frac", "communication_ns"))  # fmt: skip
 
 
 # --- charts --------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def _activities(result: LeafPaths) -> Table:
         **known_columns(frame, {"place": "most of it in", "calls": "calls"}),
         **_weight_columns(result, weight["samples"]),
     }
-    return Table("activities", "What the samples do", frame, columns)
+    return Table("activities", "What the samples do", frame, columns, hide_first=("calls", "place"))
 
 
 def _weight_columns(result: LeafPaths, column: str) -> dict[str, str]:

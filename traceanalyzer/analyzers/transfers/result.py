@@ -129,6 +129,8 @@ _SPEED = "rate_gbps: bandwidth, exposed_frac: exposed"
 _FINDINGS = headings("finding, what, n, moved_bytes: moved, total_ns: time, exposed_ns: exposed")
 _COPIES = headings(f"{_WAY}, {_AMOUNT}, min_ns: min, median_ns: median, max_ns: max, {_SPEED}")
 _SIZES = headings(f"{_WAY}, size, {_AMOUNT}, median_ns: median, {_SPEED}")
+#: Columns that a narrow terminal hides before the bandwidth.
+_LESS = ("min_ns", "max_ns", "median_ns", "n", "total_ns")
 _DEVICES = headings(
     f"""on: device, {_AMOUNT}, busy_ns: busy copying, busy_frac: of span,
     alone_ns: without a kernel, alone_frac: share of span"""
@@ -452,8 +454,8 @@ def _tables(result: Transfers) -> Iterator[Table]:
     """Build the tables: findings, copies and memsets by direction, by size, by device."""
     devices = result.devices.with_columns(places(result.devices))
     yield table_of_known("findings", "Findings", result.findings, _FINDINGS)
-    yield table_of_known("copies", "Copies and memsets", result.copies, _COPIES)
-    yield table_of_known("sizes", "By size", result.sizes, _SIZES)
+    yield table_of_known("copies", "Copies and memsets", result.copies, _COPIES, hide_first=_LESS)
+    yield table_of_known("sizes", "By size", result.sizes, _SIZES, hide_first=_LESS)
     yield table_of_known("devices", "Devices", devices, _DEVICES)
     if devices.height > 1:
         by_device = result.by_device.with_columns(places(result.by_device))

@@ -24,7 +24,8 @@ from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
-_CHANGES = headings("finding, change, step_ns: step, gain_ns: gain, gain_frac: of step")
+_CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
+_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of step, change")
 #: Columns of :attr:`WhatIf.findings`.
 FINDINGS = {"finding": pl.String, "change": pl.String, "gain_ns": pl.Float64,
             "gain_frac": pl.Float64}  # fmt: skip
@@ -90,12 +91,6 @@ class WhatIf(Result):
     pipeline: Schedule | None
     world_size: int | None
 
-    @property
-    def rows(self) -> pl.DataFrame:
-        """The findings, if there are some, and the changes."""
-        both = pl.concat([self.findings, self.changes], how="diagonal")
-        return both if self.findings.height else self.changes
-
     def view(self) -> View:
         """Build the view: the changes by gain, and the steps before and after."""
         return self.view_from(_verdict, _notes, _tables, _charts)
@@ -119,7 +114,8 @@ def _of_changes(result: WhatIf) -> str:
         best = result.changes.row(0, named=True)
         return sentences(step, f"With the change ({best['change']}): {_compared(best)}.")
     largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
-    changes = result.changes.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
+    others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
+    changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
         return sentences(step, *largest, "None of the usual changes gains 1 % of it.")
     first = "Largest gain of another change" if rows else "Largest gain"
@@ -152,9 +148,9 @@ def _notes(result: WhatIf) -> Iterator[str]:
     )
     if result.findings.height:
         yield (
-            "Rows with a finding are gains as in diagnose, in the mean of the steps that it "
-            "counts: only the time of the finding is removed. Other rows are means of the steps "
-            "above: all time of a class is 0, also what overlaps with device work."
+            "Gains of findings are those of diagnose, in the mean of the steps that it counts: "
+            "only the time of the finding is removed. Other changes are means of the steps above: "
+            "all time of a class is 0, also what overlaps with device work."
         )
     if result.unequal and not result.given:
         yield (
@@ -192,17 +188,22 @@ def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
 
 
 def _tables(result: WhatIf) -> Iterator[Table]:
-    columns = {name: text for name, text in _CHANGES.items() if name in result.rows.columns}
-    yield Table("changes", "Step time with each change", result.rows, columns, whole=True)
+    if result.findings.height:
+        title = "Gain without the cause of each finding, of the steps that diagnose counts"
+        yield Table("findings", title, result.findings, _OF_FINDINGS, sentences=("change",))
+    if result.changes.height:
+        title = "Step time with each change"
+        yield Table("changes", title, result.changes, _CHANGES, whole=True)
     if result.pipeline:
         yield from result.pipeline.tables()
     yield Table("steps", "Steps", result.steps, _STEPS, detail=True)
 
 
 def _charts(result: WhatIf) -> Iterator[Chart]:
-    gains = result.rows.filter(pl.col("gain_frac") >= NO_GAIN)
-    if result.findings.height:
-        gains = gains.with_columns(change=pl.coalesce("finding", "change"))
+    found = result.findings.with_columns(change=pl.col("finding"))
+    gains = pl.concat([found, result.changes], how="diagonal").filter(
+        pl.col("gain_frac") >= NO_GAIN
+    )
     order = ["recorded", "replayed", *result.changes["change"].head(3)]
     steps = result.steps.filter(pl.col("run").is_in(order))
     steps = steps.with_columns(number=pl.int_range(pl.len()).over("run"))
