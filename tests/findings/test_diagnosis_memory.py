@@ -63,6 +63,20 @@ def test_leak_is_the_cause_if_it_fills_the_memory(tmp_path: Path) -> None:
     check_wording(first.title, first.advice, *(one.title for one in first.effects))
 
 
+@pytest.mark.parametrize(("place", "kept"), [("log", True), ("forward0", False)])
+def test_the_line_that_fills_the_memory_is_named(tmp_path: Path, place: str, kept: bool) -> None:
+    """What a line without a known use never frees may be kept without need; activations are not."""
+    device = MAKE["Device"](0, 120 * MIB)
+    run = MAKE["Run"]([device])
+    with contextlib.suppress(MAKE["OutOfMemory"]):
+        for _ in range(100):
+            device.alloc(4 * MIB, place)
+    (one,) = ta.diagnose(write(tmp_path, run)).diagnosis
+    assert "100.0 % of them" in one.evidence[0]
+    assert ("--step-every" in one.advice) == kept
+    assert (one.confidence == "medium") == kept
+
+
 def test_fragmentation_is_the_cause_if_free_pieces_suffice() -> None:
     result = ta.diagnose(MEMORY / "fragmented_oom.pickle")
     assert chain(result) == [("memory-fragmentation", ["out-of-memory"])]

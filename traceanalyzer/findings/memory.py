@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import display
-from traceanalyzer.analyzers.memory.attribution import frame_text
+from traceanalyzer.analyzers.memory.attribution import UNKNOWN, frame_text
 from traceanalyzer.analyzers.memory.growth import COLLECTED_ADVICE, GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
 from traceanalyzer.analyzers.memory.oom_causes import (
@@ -45,29 +45,49 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         line = frame_text(first["function"], first["file"], first["line"])
         why = "" if leak else f" (cause: {cause})"
         many = "" if n == 1 else f", the first of {n:,} errors"
+        fills, keeps = _filling(result, first) if cause == DEMAND and not evaluated else ("", "")
         others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
         yield Measured(
             size=n,
             title=f"{line} requested {'memory' if asked is None else format_bytes(asked)} and ran "
             f"out of memory{why}{many}.",
             evidence=(
-                f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}.",
+                f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}{fills}.",
                 *evaluated,
                 *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
             ),
-            advice=_NO_GRAD if evaluated and cause == DEMAND else _capital(advice),
+            advice=_NO_GRAD
+            if evaluated and cause == DEMAND
+            else f"{keeps}{advice if keeps else _capital(advice)}",
+            confidence="medium" if keeps else "high",
             cost_bytes=asked,
             explained=_explained("memory-growth" if leak else _BY_CAUSE.get(str(cause))),
         )
 
 
-#: Least share of live memory for a sentence.
-_MUCH_LIVE = 0.3
+#: Least share of live memory for a sentence, and blocks of unknown use that a program may keep.
+_MUCH_LIVE, _MANY_BLOCKS = 0.3, 8
+_KEEPS = (
+    "If {} keeps what earlier requests or steps allocated (memory --growth --step-every TIME shows "
+    "it), free it or limit its number. Otherwise: "
+)
 _NO_GRAD = (
     "Evaluate under torch.no_grad() or torch.inference_mode(): otherwise each batch keeps its "
     "activations for a backward pass, as long as its loss or outputs are kept. With it already, "
     "move outputs to the host batch by batch, or use smaller batches."
 )
+
+
+def _filling(result: MemoryErrors, error: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a phrase on the line with most live memory at an error, and advice if it keeps it."""
+    same = (pl.col(name).eq_missing(error[name]) for name in (*_PLACE, "event"))
+    rows = result.alive.filter(*same).sort("live_bytes", descending=True, maintain_order=True)
+    for row in rows.filter(pl.col("live_frac") >= _MUCH_LIVE).head(1).iter_rows(named=True):
+        line = frame_text(row["function"], row["file"], row["line"])
+        is_many = row["category"] == UNKNOWN and row["n"] >= _MANY_BLOCKS
+        text = f", {format_frac(row['live_frac'])} of them at {line} ({row['n']:,} blocks)"
+        return text, _KEEPS.format(line) if is_many else ""
+    return "", ""
 
 
 def _evaluated(answers: Answers) -> tuple[str, ...]:
