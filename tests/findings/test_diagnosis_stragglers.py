@@ -84,12 +84,12 @@ def test_title_has_the_factor_of_the_kernels() -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("ranks", "shown"), [(4, 4), (9, 4)])
-def test_the_timeline_shows_the_rank_of_a_finding(ranks: int, shown: int) -> None:
+@pytest.mark.parametrize(("ranks", "lanes"), [(4, 4), (9, 4)])
+def test_the_timeline_shows_the_rank_of_a_finding(ranks: int, lanes: int) -> None:
     timeline = ta.diagnose(job({"gemm": 2.0}, ranks=ranks)).timeline
     assert timeline is not None
     assert "rank 2" in timeline.lanes["on"]
-    assert (timeline.lanes.height, timeline.left_out) == (shown, ranks - shown)
+    assert (timeline.lanes.height, timeline.left_out) == (lanes, ranks - lanes)
 
 
 def test_cost_is_wait_time_of_the_other_ranks() -> None:

@@ -72,7 +72,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
          {"change [%]", "verdict"}),
     ],
 )  # fmt: skip
-def test_columns_that_answer_the_question_are_shown_in_80_columns(
+def test_columns_of_the_answer_are_not_hidden_in_80_columns(
     function: Callable[..., Result], paths: list[str], title: str, headings: set[str]
 ) -> None:
     lines = render(function(*(FIXTURES / path for path in paths)), width=80).split("\n")
