@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -820,3 +821,12 @@ def test_reservations_about_gpus_come_first(tmp_path: Path) -> None:
     assert result.outcome == "improvement"
     assert result.verdict.startswith("Comparable with reservations: the GPUs differ")
     assert "mprovement" not in result.verdict
+
+
+def test_parts_within_noise_are_no_reason() -> None:
+    result = diff(loop([100] * 6), loop([150] * 6, compute=40))
+    assert result.parts is not None
+    assert "compute" in result.verdict
+    unsure = pl.when(pl.col("part") == "compute").then(pl.lit(UNSURE)).otherwise("state")
+    parts = result.parts.with_columns(state=unsure)
+    assert "compute" not in replace(result, parts=parts).verdict
