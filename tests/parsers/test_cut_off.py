@@ -143,3 +143,18 @@ def test_only_complete_steps_count(
     )
     found = {one.id for one in ta.diagnose(path).findings}
     assert not found & {"uneven-steps", "host-code", "time-between-steps"}
+
+
+def test_work_that_was_launched_ahead_counts(tmp_path: Path) -> None:
+    """The host is ahead by all kernels; call and kernel are written together."""
+    events = []
+    for number in range(100):
+        about = {"ph": "X", "pid": 1, "tid": 1, "args": {"correlation": number}}
+        call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 2 * number, "dur": 1}
+        kernel = {"cat": "kernel", "name": "gemm", "ts": 1000 + 20 * number, "dur": 20}
+        events += [{**about, **call}, {**about, **kernel, "pid": 0, "tid": 7}]
+    path = tmp_path / "rank0.json"
+    path.write_bytes(orjson.dumps({"schemaVersion": 1, "traceEvents": events})[:-3])
+    assert (
+        ta.gpu_idle(path).counted["busy_ns"].sum() == 98 * 20_000
+    )  # the last one may be incomplete

@@ -317,12 +317,16 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
         is_once = measured.once and answers.time.in_steps
         severity = rule.severity(measured.size or 0.0, "low" if is_once else measured.confidence)
         if severity is not None:
-            severity = "info" if measured.of == WITH_WARM_UP else severity
+            if measured.of == WITH_WARM_UP and (measured.size or 0) < _MOSTLY:
+                severity = "info"
             explained = {**measured.explained}
             if rule.id != "kernel-tuning":
                 explained |= answers.of_tuning(measured.intervals)
             yield _Candidate(_finding(rule, severity, measured, answers), explained)
 
+
+#: Setup in warm-up steps that takes so much of the time is a problem of short runs.
+_MOSTLY = 0.5
 
 _CONFIDENCES = get_args(Confidence)
 #: Findings that depend on when devices are idle, on the durations of kernels, on equal ranks.

@@ -39,6 +39,8 @@ _CALL_CODES = np.array([_KIND_CODE[kind] for kind in LAUNCH_KINDS], dtype=np.uin
 _WORK_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_WORK], dtype=np.uint8)
 _LINKED_CODES = np.concatenate([_CALL_CODES, _WORK_CODES])
 _MAX_DEVICE = 1 << 16
+#: So much work after the last call was launched ahead.
+_QUEUE = 16
 #: With fewer rows, returning memory to the system is not worth the time.
 _MANY = 1 << 18
 
@@ -80,6 +82,7 @@ class Assembler:
         self._count_odd_durations()
         self.pid = self._lane("pid")
         self.tid = self._lane("tid")  # needs pid
+        self.correlation = slices.whole("correlation")  # of complete events
         self.recorded_until = self._recorded_until()
         order = time_order(self.ts, self._lengths, self.file_order)
         self.order = np.arange(len(self.ts), dtype=np.uint32) if order is None else order
@@ -116,15 +119,24 @@ class Assembler:
     def _recorded_until(self) -> int | None:
         """Return the start of the last launch call or device work in the order of the file.
 
-        Profilers write operators first. Without device work, that of the last host slice.
+        Profilers write operators first. Without device work, that of the last host slice. Work
+        that runs after the last call counts if its own calls are in the file.
         """
-        last = []
-        for codes in (_CALL_CODES, _WORK_CODES):
-            rows = np.flatnonzero(np.isin(self.kind, codes))
-            last += [rows[np.argmax(self.file_order[rows])]] if rows.size else []
-        if not np.isin(self.kind, _WORK_CODES).any() and self.file_order.size:
+        calls, work = (
+            np.flatnonzero(np.isin(self.kind, codes)) for codes in (_CALL_CODES, _WORK_CODES)
+        )
+        last = [rows[np.argmax(self.file_order[rows])] for rows in (calls, work) if rows.size]
+        if not work.size and self.file_order.size:
             last = [np.argmax(self.file_order)]
-        return min(map(int, self.ts[last]), default=None)
+        until = min(map(int, self.ts[last]), default=None)
+        if not (calls.size and work.size):
+            return until
+        called, later = (
+            self.correlation[rows[rows < self.correlation.size]]
+            for rows in (calls, work[self.ts[work] > until])
+        )
+        is_queued = later.size > _QUEUE and np.isin(later, called[called != NULL]).all()
+        return int(self.ts[last[-1]]) if is_queued else until
 
     def _sort(self) -> None:
         """Sort all columns into the order of ``events``, one at a time to save memory."""
@@ -253,7 +265,9 @@ class Assembler:
         Old versions of Kineto for ROCm wrote the correlation id of calls and device work as their
         External id: then no two calls have the same one, and no event has a correlation id.
         """
-        correlation, external = map(self._complete_column, ("correlation", "external_id"))
+        correlation = self._completed(self.correlation)
+        self.correlation = self.correlation[:0]
+        external = self._complete_column("external_id")
         linked = np.isin(self.kind, _LINKED_CODES)
         if not linked.any() or correlation.filter(linked).is_not_null().any():
             return {"correlation": correlation, "external_id": external}
@@ -270,7 +284,10 @@ class Assembler:
 
     def _complete_column(self, name: str) -> pl.Series:
         """Return a column that only complete events have."""
-        column = self.of.slices.whole(name)
+        return self._completed(self.of.slices.whole(name))
+
+    def _completed(self, column: Array) -> pl.Series:
+        """Return a column of complete events for all rows of ``events``."""
         if len(column) < len(self.order):
             column = np.concatenate([column, np.full(len(self.order) - len(column), NULL)])
         return nullable(column[self.order], pl.Int64)
