@@ -162,6 +162,16 @@ def test_skipped_checks_are_listed_by_the_kind_of_reason() -> None:
     check_wording(*_skipped(reasons), *_skipped(reasons[:1]))
 
 
+def test_what_was_recorded_is_not_named_as_missing() -> None:
+    """A trace with kernels or steps may lack only copies, or steps of a memory history."""
+    _, copies, how = _need("no copies or memsets were recorded; record with torch.profiler ...")
+    assert (copies, how) == ("copies or memsets", "")
+    _, steps, _ = _need("no steps detected (no step annotations, ... or repeated allocations). ...")
+    assert steps != _need("no steps were recorded: profiler.step()")[1]
+    _, _, how = _need("only allocations of CPU memory were recorded, ... profile_memory=True")
+    assert how == ""
+
+
 @pytest.mark.matrix
 def test_advice_about_dropped_events_depends_on_what_was_dropped(shared: Path) -> None:
     result = diagnosis(shared / "data/rocpd/matmul_result_large.rpd")

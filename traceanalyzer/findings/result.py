@@ -71,6 +71,7 @@ def _state(part: str, name: str) -> str:
 _AFTER_REASON = re.compile(r"; |\. | \(the file is|, so |, and no ")
 
 _GPU_WORK = "GPU work"
+_COPIES = "copies or memsets"
 _COMMUNICATION = "communication of several ranks"
 
 #: What skipped checks need, by their reason: data, how to record it.
@@ -80,7 +81,9 @@ _NEEDS = tuple(
         ("communication", _COMMUNICATION, ""),
         ("shapes", "input shapes", "torch.profiler record_shapes=True"),
         ("history", "memory history", "torch.cuda.memory._record_memory_history()"),
-        ("of CPU memory", "allocations of GPU memory", "torch.profiler profile_memory=True"),
+        ("of CPU memory", "allocations of GPU memory", ""),
+        (_COPIES, _COPIES, ""),
+        ("repeated allocations", "steps of the memory history", "memory --growth --step-every"),
         ("no allocations", "allocations", "torch.profiler profile_memory=True"),
         ("gpu-metrics", "GPU metrics", "nsys profile --gpu-metrics-devices=all"),
         ("rocprof-sys", "GPU metrics", "runTracer.sh of rocmProfileData, or rocprof-sys"),
@@ -136,6 +139,9 @@ def _skipped(whys: Iterable[str]) -> Iterator[str]:
     counts = Counter(map(_need, whys))
     if not counts:
         return
+    work, copies = ([one for one in counts if one[1] == data] for data in (_GPU_WORK, _COPIES))
+    for one in copies if work else ():
+        counts[work[0]] += counts.pop(one)
     lists: dict[str, list[str]] = {_NOT_RECORDED: [], _NOT_READABLE: [], _OTHER: []}
     for (kind, data, how), n in counts.most_common():
         lists[kind].append(f"{data} ({n:,}{f': {how}' if how else ''})")
