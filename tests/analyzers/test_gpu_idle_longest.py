@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
-from traceanalyzer.analyzers.gpu_idle.activities import main_place
+from traceanalyzer.analyzers.gpu_idle.activities import by_range, main_place
 from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
 from traceanalyzer.trace import Trace
 
@@ -269,3 +270,13 @@ def test_pauses_at_any_place(traces: list[Trace], found: list[tuple[int, int]]) 
 def test_recorded_garbage_collection() -> None:
     collector = host("python_function", "Python GC", START * US, (END - START) * US)
     assert "gc.collect()" in gpu_idle(trace([*WORK, collector])).advice("host_code")
+
+
+@pytest.mark.parametrize("known", ["", "step", "own_code", "python"])
+def test_gaps_are_summed_by_range_where_nothing_else_was_recorded(known: str) -> None:
+    columns = {"annotation": ["data", "log", "data", None], "cause_ns": [3, 9, 4, 20]}
+    others = {name: ["x" if name == known else None] * 4 for name in ("step", "own_code", "python")}
+    gaps = pl.DataFrame(columns | others)
+    texts = list(by_range(gaps))
+    assert len(texts) == (not known)
+    assert all("log 9 ns and data 7 ns" in text for text in texts)

@@ -695,6 +695,7 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     part = f" ({format_ns(gap['cause_ns'])} of it for this cause)"
     part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
     there = " there" * bool(length < (gaps["end"] - gaps["start"]).max())
+    yield from activities.by_range(gaps)
     yield f"Longest gap{there}: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:

@@ -2,10 +2,13 @@
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
@@ -228,6 +231,21 @@ def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFra
         and several == (rows["rank"].n_unique() > 1)
     )
     return rows if are_pauses else rows.clear()
+
+
+def by_range(gaps: pl.DataFrame) -> Iterator[str]:
+    """Yield the sums of gaps by range, where neither steps nor code were recorded."""
+    if any(gaps[name].count() for name in ("step", "own_code", "python")):
+        return
+    sums = gaps.group_by("annotation").agg(pl.col("cause_ns").sum()).drop_nulls()
+    sums = largest_first(sums, "cause_ns", "annotation")
+    if sums.height > 1:
+        each = [f"{name} {format_ns(ns)}" for name, ns in sums.head(_RANGES_NAMED).rows()]
+        yield f"Longest gaps by range: {listed(each)} (all ranges: annotations)."
+
+
+#: Most ranges that are named.
+_RANGES_NAMED = 3
 
 
 def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
