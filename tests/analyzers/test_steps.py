@@ -226,7 +226,9 @@ def test_steps_by_name() -> None:
 
 
 def test_annotations_are_suggested_without_marks() -> None:
+    call = host("other", "builtins.len", 550, 5, category="fee")  # of VizTracer
     events = [
+        *[call | {"ts": 550 + n} for n in range(9)],
         *(host("user_annotation", f"my epoch {n}", 100 * n, 50) for n in range(3)),
         host("user_annotation", "eval", 500, 50),
         host("user_annotation", "nccl:all_reduce", 600, 50),
@@ -238,6 +240,7 @@ def test_annotations_are_suggested_without_marks() -> None:
     check_wording(text)
     assert "record_function" in text
     assert "--step-name" in text
+    assert "builtins" not in text
     check_wording(text)
     with raises_wording(MissingData):
         steps(trace(events), step_name="x")

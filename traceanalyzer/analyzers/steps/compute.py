@@ -263,9 +263,14 @@ def _no_steps(trace: Trace, step_name: str | None) -> str:
     return f"{trace.meta.path}: {text}{maybe}"
 
 
+#: Categories of VizTracer's function calls, which are no annotations.
+_CALLS = ("fee", "FEE")
+
+
 def _suggestions(trace: Trace) -> list[str]:
     """Return the most frequent annotations, with numbers replaced."""
-    marks = trace.events.filter(of_kinds(_ANNOTATIONS), pl.col("dur") > 0)
+    is_call = pl.col("category").is_in(_CALLS).fill_null(value=False)
+    marks = trace.events.filter(of_kinds(_ANNOTATIONS), pl.col("dur") > 0, ~is_call)
     plain = mapped(marks["name"], _without_numbers).drop_nulls().alias("name")
     counts = plain.filter(plain.str.len_chars() <= _LONGEST).value_counts(name="n")
     most = counts.sort("n", "name", descending=[True, False]).head(_SUGGESTED)
