@@ -17,20 +17,9 @@ from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.transfers.result import Transfers
-from traceanalyzer.findings import straggling
+from traceanalyzer.findings import launching, straggling
 from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, main_ranks
-from traceanalyzer.findings.launching import (
-    CALLS,
-    calls,
-    launch_advice,
-    launching,
-    operator_of,
-    read_collectives,
-    recurrent_cells,
-    synchronising,
-    synchronising_place,
-)
 from traceanalyzer.findings.rule import (
     BETWEEN_LAUNCHES,
     IDLE_RULES,
@@ -92,10 +81,11 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     else:
         advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
     waiting = _waiting(cause, result, answers)
-    if cause == causes.SYNCHRONISATION and not once and (read := read_collectives(answers))[0]:
-        waiting, advice = f"{waiting}{read[0]}", read[1]
-    if cause == causes.SYNCHRONISATION and _after_waits(answers).height:
-        waiting = f"{waiting} and runs host code after each wait"
+    if cause == causes.SYNCHRONISATION:
+        read = ("", "") if once else launching.read_collectives(answers)
+        waiting, advice = f"{waiting}{read[0]}", read[1] or advice
+        if _after_waits(answers).height:
+            waiting = f"{waiting} and runs host code after each wait"
     of_host = cause in (causes.LAUNCH, causes.HOST_CODE) and not once
     slow, slower = "" if once else straggling.slow_host(answers, ranks), ""
     if slow and of_host:
@@ -165,7 +155,7 @@ def _after_waits(answers: Answers) -> pl.DataFrame:
     losses, result = answers.time.losses, answers.of(GpuIdle)
     if result is None or (launches := answers.of(Launches)) is None:
         return losses.clear()
-    one, where = result.activity(causes.HOST_CODE), synchronising_place(launches)
+    one, where = result.activity(causes.HOST_CODE), launching.synchronising_place(launches)
     is_part = not one.frame and one.place in ("", where.get("annotation"))
     waits = int(answers.time.of_cause(causes.SYNCHRONISATION)["lost_ns"].sum())
     code = answers.time.of_cause(causes.HOST_CODE)
@@ -294,8 +284,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.DEVICE_WAIT and (busiest := answers.time.busiest):
         longer = f"works {busiest[1]:.2g} times as long as the others"
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
-    if cause in _PLACED and not read_collectives(answers)[0]:
-        cells = recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
+    if cause in _PLACED and not launching.read_collectives(answers)[0]:
+        cells = launching.recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
         return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
     if cause == causes.HOST_CODE and answers.reads_copies:
         return f"{result.waiting(cause)}, on data copied from the GPU"
@@ -335,15 +325,15 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if not isinstance(launches, Launches):
         return result.advice(cause)
     if cause == causes.SYNCHRONISATION:
-        place = synchronising_place(launches)
+        place = launching.synchronising_place(launches)
         called = answers.place(cause).get("called") or ""
-        operator = operator_of(place) or called * called.startswith("aten::")
+        operator = launching.operator_of(place) or called * called.startswith("aten::")
         if "_object" in called:
             return _OF_OBJECTS
         called_by = {"call": place.get("call") or "", "frame": place.get("python") or ""}
         return result.advice(cause, operator=operator, **called_by)
     if cause == causes.LAUNCH:
-        return launch_advice(result, launches, answers)
+        return launching.launch_advice(result, launches, answers)
     return result.advice(cause)
 
 
@@ -602,11 +592,11 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
     elif cause == causes.CHECKPOINT_IO:
         yield from files_accessed(result)
     elif cause == causes.SYNCHRONISATION:
-        yield from synchronising(answers)
+        yield from launching.synchronising(answers)
     elif cause == causes.LAUNCH:
-        yield from launching(answers)
-    elif cause in CALLS:
-        yield from calls(answers, CALLS[cause])
+        yield from launching.launching(answers)
+    elif cause in launching.CALLS:
+        yield from launching.calls(answers, launching.CALLS[cause])
 
 
 def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
@@ -785,7 +775,7 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
     """
     result, rows = answers.of(Launches), answers.time.in_stretches.filter(pl.col("cause") == cause)
     whole, after = (int(r["lost_ns"].sum()) for r in (rows, _following_waits(cause, answers)))
-    place = synchronising_place(result) if result else {}
+    place = launching.synchronising_place(result) if result else {}
     if not place or not whole or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
         return "", 0.0
     work = int(answers.time.busy["busy_ns"].sum()) / answers.time.windows.height
