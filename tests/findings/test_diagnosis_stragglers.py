@@ -92,6 +92,20 @@ def test_the_timeline_shows_the_rank_of_a_finding(ranks: int, lanes: int) -> Non
     assert (timeline.lanes.height, timeline.left_out) == (lanes, ranks - lanes)
 
 
+def test_a_straggler_is_marked_at_the_longest_waits_of_others() -> None:
+    traces = job({"gemm": 2.0})
+    found = straggler(traces)
+    assert found.intervals is not None
+    short = found.intervals.head(1).with_columns(
+        start_ns=pl.lit(0, pl.Int64), end_ns=pl.lit(5, pl.Int64)
+    )  # of compute
+    both = replace(found, intervals=pl.concat([short, found.intervals]))
+    marks = ta.timeline(traces).with_findings([both]).marks
+    length = found.intervals.select(pl.col("end_ns") - pl.col("start_ns")).to_series()
+    marked = marks.select(pl.col("end") - pl.col("start")).to_series()
+    assert marked.to_list() == length.top_k(3).to_list()
+
+
 def test_cost_is_wait_time_of_the_other_ranks() -> None:
     one = straggler(job({"gemm": 2.0}))
     assert one.cost_ns == 4 * MS, "all steps are shorter without it"

@@ -165,7 +165,8 @@ class Timeline(Result):
     def _longest(self, intervals: pl.DataFrame, finding: Finding, number: int) -> pl.DataFrame:
         """Return the longest intervals of a finding as marks.
 
-        Those on its rank come first, then those in which the device does not wait for another rank.
+        Those on its rank come first. Without a rank, those in which the device does not wait for
+        another rank do; others wait for that rank.
         """
         placed = intervals.select(
             "lane",
@@ -179,7 +180,7 @@ class Timeline(Result):
         )
         longest = known.sort(
             "at_cause",
-            pl.col("state") != "waiting",
+            (pl.col("state") != "waiting") | (finding.rank is not None),
             pl.col("end") - pl.col("start"),
             "lane",
             "start",
