@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -10,10 +11,12 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from sample_results import HOSTILE, Sample, empty, groups, hostile, ordinary
 
+import traceanalyzer as ta
 from traceanalyzer.render import form_of, markdown, render
 from traceanalyzer.render.text import prose, visible
 from traceanalyzer.result import Result, Table
 
+ROOT = Path(__file__).parents[2]
 READER = MarkdownIt("gfm-like", {"linkify": False, "html": True}).disable("linkify")
 
 #: Text that GitHub links: mentions, issues, links, commits.
@@ -191,3 +194,24 @@ def test_an_expression_is_one_code_span(text: str, expected: str) -> None:
 def test_code_in_backticks_stays_code():
     text = markdown.render(Sample(noted=("See `gpu-idle` and (`a_b`), but ``c`.",)))
     assert "`gpu-idle` and (`a_b`)," in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("in ## backward ## make up", "in `## backward ##` make up"),
+        ("in ## a_b pass ##.", "in `## a_b pass ##`."),
+        ("see <b> *x*, _y_ and", "see `<b> *x*`, `_y_` and"),
+        ("only ## here", "only `##` here"),
+    ],
+)
+def test_a_name_with_spaces_is_one_span(text: str, expected: str) -> None:
+    assert markdown._line(text) == expected
+
+
+def test_diagnosis_has_ranks_and_the_time_budget() -> None:
+    result = ta.diagnose(ROOT / "fixtures/nccl_8ranks")
+    text = markdown.render(result)
+    assert result.budget_bar is not None
+    assert "8 ranks" in text.split("\n\n")[1]
+    assert result.budget_bar.title in text

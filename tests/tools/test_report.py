@@ -293,3 +293,14 @@ def test_each_command_of_the_page_runs(
         program, *arguments = shlex.split(command)
         assert program == "traceanalyzer"
         assert status([*arguments, "-q"]) == 0, command
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("memory/fragmented_oom.pickle", "memory"), ("py_spy/subprocesses.raw.txt", "flamegraph")],
+)
+def test_a_page_without_ranks_names_files_and_opens_a_drawing(name: str, key: str) -> None:
+    report = ta.report(FIXTURES / name)
+    page = render(report, "html").decode()
+    assert report.overview.title == "Files"
+    assert re.findall(r'<details class="fold" open>\s*<summary><h2 id="(\w+)-h">', page) == [key]

@@ -435,7 +435,9 @@ def _report_page(report: Report, top: int | None) -> str:
     viewers: list[Viewer] = [*viewers_of(results), _REPORT_VIEWER]
     styles = STYLE + CARD_STYLE + PAGE_STYLE + viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}
-    judged = {one.analysis for one in report.diagnosis if one.severity != "info"}
+    opened = {one.analysis for one in report.diagnosis if one.severity != "info"}
+    if not opened and not report.timeline:  # the first drawing is the answer
+        opened = {one.key for one in [s for s in report.sections if _drawings(s)[0]][:1]}
     body = [
         '<body class="traceanalyzer report">',
         '<a class="skip" href="#findings">To the findings</a>',
@@ -454,7 +456,7 @@ def _report_page(report: Report, top: int | None) -> str:
         '<section id="overview">',
         *_ranks(report.overview, top),
         "</section>",
-        *(_section_of_report(one, top, is_open=one.key in judged) for one in report.sections),
+        *(_section_of_report(one, top, is_open=one.key in opened) for one in report.sections),
         _commands(report),
         "</main>",
     ]
@@ -496,7 +498,10 @@ def _marked(section: Section | None) -> dict[int, str]:
 def _contents(report: Report) -> str:
     """Return the list of contents with the number of findings of each analysis."""
     findings = Counter(one.analysis for one in report.diagnosis)
-    first = [("findings", "Findings", len(report.diagnosis)), ("overview", "Ranks", 0)]
+    first = [
+        ("findings", "Findings", len(report.diagnosis)),
+        ("overview", report.overview.title.split()[0], 0),
+    ]
     others = [(one.key, one.short, findings[one.key]) for one in report.sections]
     items = "".join(
         f'<li><a href="#{key}">{escaped(short)}</a>'

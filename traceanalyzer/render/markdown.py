@@ -8,6 +8,7 @@ import re
 
 from traceanalyzer.render.text import answer, costs, gain, prose, shorten, table_cells
 from traceanalyzer.result import Finding, Result, Table
+from traceanalyzer.units import format_frac, format_ns
 
 _CELL_CHARS = 90
 
@@ -23,6 +24,8 @@ _BEFORE, _AFTER = "(\"'", ")\"'.,;:!?"
 _BRACKETS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 # most terms of one expression
 _EXPRESSION = 24
+# most words between ##
+_NAME = 8
 # in a table this is an escaped backslash and the end of a cell
 _ENDS_CELL = "\\|"
 
@@ -37,8 +40,11 @@ def render(result: Result, *, top: int | None = 20) -> str:
     tables = [table for table in result.visible_tables if top is None or not table.detail]
     more = [table.title for table in result.visible_tables if top is not None and table.detail]
     lead, points = answer(result.verdict)
-    parts = [f"## {_line(result.title)}", _line(lead)]
+    parts = [f"## {_line(result.title)}", _line(result.recorded), _line(lead)]
     parts.append("\n".join(f"- {_line(point)}" for point in points))
+    if bar := result.budget_bar:
+        each = [f"{one.label} {format_ns(one.ns)} ({format_frac(one.frac)})" for one in bar.parts]
+        parts.append(_line(f"{bar.title}: {', '.join(each)}."))
     parts += [_finding(number, one) for number, one in enumerate(result.diagnosis, 1)]
     parts += [_table(table, top) for table in tables]
     if more:
@@ -86,16 +92,28 @@ def _line(text: str) -> str:
 
 
 def _expressions(terms: list[str]) -> list[str]:
-    """Join the terms between brackets to the term that opens them: ``f(a, b)``."""
+    """Join the terms of one name: between brackets (``f(a, b)``), and words that are not plain."""
     joined, at = [], 0
     while at < len(terms):
         end = at + 1
         if not _is_plain(terms[at]) and _open(terms[at]) > 0:
             ends = range(at + 2, min(at + _EXPRESSION, len(terms)) + 1)
             end = next((n for n in ends if _open(" ".join(terms[at:n])) <= 0), end)
+        if terms[at] and not terms[at].strip("#"):  # ## backward ## of FBGEMM and TorchRec
+            following = [term.rstrip(_AFTER) for term in terms[end : end + _NAME]]
+            end += following.index(terms[at]) + 1 if terms[at] in following else 0
+        while end < len(terms) and _continues(terms[end - 1], terms[end]):
+            end += 1
         joined.append(" ".join(terms[at:end]))
         at = end
     return joined
+
+
+def _continues(term: str, following: str) -> bool:
+    """Return whether two terms are of one name: neither is plain, nothing ends between them."""
+    if _is_plain(term) or _is_plain(following) or "`" in term + following:
+        return False
+    return bool(term) and term[-1] not in _AFTER and following[:1] not in {*_BEFORE, ""}
 
 
 def _open(text: str) -> int:

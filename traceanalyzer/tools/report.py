@@ -231,7 +231,8 @@ def overview(results: Mapping[str, Result]) -> Table:
     if idle is not None and idle.coverage.on_host and "busy_frac" in known:
         known["busy_frac"] = "in operators"
     known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
-    return Table("overview", "Ranks (shares of the recorded time)", rows, known)
+    shares = " (shares of the recorded time)" * any(name.endswith("_frac") for name in known)
+    return Table("overview", f"{known['on'].capitalize()}s{shares}", rows, known)
 
 
 def _deviating_first(rows: pl.DataFrame) -> pl.DataFrame:
