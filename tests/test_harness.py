@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -82,12 +83,22 @@ def test_selection_of_windows(path: Path) -> None:
     assert_is_part(ta.read(path, windows=[(low, high)]), everything, inside)
 
 
+def _without_lines(rows: pl.DataFrame) -> pl.DataFrame:
+    """Functions that ran when the profiler started have no line if its call was read, too."""
+    if "name" not in rows.columns:
+        return rows
+    name = pl.col("name").cast(pl.String)
+    return rows.with_columns(name.str.replace(r"^(.+\.py)\(\d+\): (.+)$", "$2 ($1)"))
+
+
 def assert_is_part(part: Trace, whole: Trace, rows: pl.Expr) -> None:
     """Assert that the part has exactly these rows of the whole and their side tables."""
     expected = whole.select(rows)
     for name in ("events", "launch_configs", "collectives", "memory_totals"):
-        assert same(part.tables[name], expected.tables[name]), name
-    assert part.meta == whole.meta
+        read, selected = (_without_lines(one.tables[name]) for one in (part, expected))
+        assert same(read, selected), name
+    # until when a truncated file is complete is known of what is read
+    assert replace(part.meta, window=whole.meta.window) == whole.meta
 
 
 @pytest.mark.sample(15, "suffix")

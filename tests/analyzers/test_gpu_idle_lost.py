@@ -111,8 +111,8 @@ def test_rules_get_the_numbers_of_the_command(analysis, used):
     traces = by_rank(ta.read(FIXTURES / "nsys" / "training.sqlite"))
     options = analyzer.options()
     measure, take = analyzer.measure_used("findings"), analyzer.take or (lambda one, _: one)
-    few = analyzer.combine([measure(take(one, options), options) for one in traces], options, ())
-    all_ = analyzer.combine([analyzer.part(one, options) for one in traces], options, ())
+    few = analyzer.combine([measure(take(one, options), options) for one in traces], options)
+    all_ = analyzer.combine([analyzer.part(one, options) for one in traces], options)
     for name in used:
         expected, actual = map(attrgetter(name), (all_, few))
         if isinstance(expected, pl.DataFrame):

@@ -48,7 +48,8 @@ def test_operators_equal_those_of_the_trace_of_the_same_run(torch: str) -> None:
     columns = ["calls", "self_host_ns", "total_host_ns"]
     whole = text.to_polars("operators").filter(~pl.col("is_cut")).select("name", *columns)
     both = whole.join(trace.operators.select("name", *columns), on="name", suffix="_of_trace")
-    assert both.height == whole.height == 158
+    # one function was running when the profiler started: the trace has it without a line
+    assert (both.height, whole.height) == (157, 158)
     assert both["calls"].equals(both["calls_of_trace"].alias("calls"))
     # annotations lie between frames of Python in another order
     for column, rows in (

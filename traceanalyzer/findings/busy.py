@@ -459,10 +459,11 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
         rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
     if kernel_names.unaligned(kernels.heaviest("name")["name"].drop_nulls()):
         # which operand is transposed is not recorded: it decides which size must be aligned
-        size = pl.element().cast(pl.Int64, strict=False)
-        sizes = pl.col("shape").str.extract_all(r"\d+")
-        odd = sizes.list.eval((size > _ALIGNED) & (size % _ALIGNED != 0)).list.any()
-        odd &= pl.col("why").is_null() & (pl.col("kind") == GEMM)
+        sizes = (map(int, re.findall(r"\d+", shape or "")) for shape in rows["shape"])
+        is_odd = [any(n > _ALIGNED and n % _ALIGNED for n in each) for each in sizes]
+        odd = (
+            pl.Series(is_odd, dtype=pl.Boolean) & pl.col("why").is_null() & (pl.col("kind") == GEMM)
+        )
         rows = rows.with_columns(why=pl.when(odd).then(pl.lit(roofs.UNALIGNED)).otherwise("why"))
     return rows.filter(pl.col("lost_ns") > 0)
 

@@ -85,7 +85,8 @@ def _take(
         for state, measured, _ in answers:
             opened.state.join(state)
             questions.join(measured)
-        sizes = [int(bytes_of(item)) for item in items if isinstance(item, str)]
+        known = [bytes_of(item) for item in items if isinstance(item, str)]
+        sizes = [int(size) for size in known if math.isfinite(size)]
         report_read(sizes, answers[0][2], opened.how.progress, opened.how.on_trace)
     else:
         for one in opened.each(items):
