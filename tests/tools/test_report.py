@@ -302,5 +302,5 @@ def test_each_command_of_the_page_runs(
 def test_a_page_without_ranks_names_files_and_opens_a_drawing(name: str, key: str) -> None:
     report = ta.report(FIXTURES / name)
     page = render(report, "html").decode()
-    assert report.overview.title == "Files"
+    assert report.overview.title == "Inputs"
     assert re.findall(r'<details class="fold" open>\s*<summary><h2 id="(\w+)-h">', page) == [key]

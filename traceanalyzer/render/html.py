@@ -436,8 +436,9 @@ def _report_page(report: Report, top: int | None) -> str:
     styles = STYLE + CARD_STYLE + PAGE_STYLE + viewing(viewers, narrow=True)
     anchors = {section.key: section.key for section in report.sections}
     opened = {one.analysis for one in report.diagnosis if one.severity != "info"}
-    if not opened and not report.timeline:  # the first drawing is the answer
-        opened = {one.key for one in [s for s in report.sections if _drawings(s)[0]][:1]}
+    if not opened and not report.timeline:  # a drawing is the answer, of memory if there is one
+        drawn = [one.key for one in report.sections if _drawings(one)[0]]
+        opened = {min(drawn, key=lambda key: key != "memory", default="")}
     body = [
         '<body class="traceanalyzer report">',
         '<a class="skip" href="#findings">To the findings</a>',

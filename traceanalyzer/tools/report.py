@@ -232,7 +232,8 @@ def overview(results: Mapping[str, Result]) -> Table:
         known["busy_frac"] = "in operators"
     known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
     shares = " (shares of the recorded time)" * any(name.endswith("_frac") for name in known)
-    return Table("overview", f"{known['on'].capitalize()}s{shares}", rows, known)
+    title = "Ranks" if known["on"] == "rank" else "Inputs"
+    return Table("overview", f"{title}{shares}", rows, known)
 
 
 def _deviating_first(rows: pl.DataFrame) -> pl.DataFrame:
