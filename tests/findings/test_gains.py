@@ -395,3 +395,9 @@ def test_host_code_after_waits_is_part_of_them_unless_it_has_a_name(pause: int) 
     assert ("host-code" in found) == bool(pause)
     waits = 130 if pause else 196
     assert found["synchronisation"].cost_frac == pytest.approx(4 * waits / (2400 + pause), abs=0.02)
+
+
+def test_a_pause_of_a_rank_in_one_step_is_removed_there(shared: Path) -> None:
+    """Rank 1 sleeps for 41 ms of the 267 ms of six steps, in which it is otherwise as usual."""
+    found = by_id(ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/ddp4_stack"))
+    assert found["host-code"].gain_frac == pytest.approx(41 / 267, abs=0.03)

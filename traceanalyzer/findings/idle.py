@@ -112,7 +112,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=None if moves else intervals_of(losses),
-        ranks=ranks if of_host and (slow or slower) else (),
+        ranks=ranks if (slow and of_host) or (slower and not steps) else (),  # not pauses in a few
         explained=_explained(cause, result, answers, losses, slow),
     )
 
