@@ -326,7 +326,7 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
 
 
 #: Setup in warm-up steps that takes so much of the time is a problem of short runs.
-_MOSTLY = 0.5
+_MOSTLY = 0.3
 
 _CONFIDENCES = get_args(Confidence)
 #: Findings that depend on when devices are idle, on the durations of kernels, on equal ranks.

@@ -244,7 +244,7 @@ class Measured:
         cost_bytes: memory cost in bytes, or None.
         cost_frac: the cost as a share of ``of``, or None; by default the size, if it is a share.
         of: what ``cost_frac`` is a share of; by default step time or the recorded time. Time in
-            warm-up steps is in no cost of a step: an info, unless it is half of all time.
+            warm-up steps is in no cost of a step: an info, unless it is a third of all time.
         confidence: confidence that the cause is right; with ``low``, a warning at most.
         rank, device, step: place of the problem; None if there are several.
         intervals: path, rank, device, start_ns, end_ns on the clock of each file.
