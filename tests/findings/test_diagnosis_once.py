@@ -84,15 +84,16 @@ def test_other_code_in_a_warm_up_step_costs_nothing() -> None:
     assert "once" not in one.per
 
 
-def test_warm_up_counts_in_no_cost_per_step() -> None:
-    """A step of 40 ms, then four of 10 ms with 1 ms of allocation each."""
-    recording = steps_with("cudaMalloc")
+@pytest.mark.parametrize(("n_steps", "severity"), [(5, "warning"), (9, "info")])
+def test_warm_up_counts_in_no_cost_per_step(n_steps: int, severity: str) -> None:
+    """A step of 40 ms, then steps of 10 ms with 1 ms of allocation each."""
+    recording = steps_with("cudaMalloc", n_steps=n_steps)
     result = ta.diagnose(recording)
     (one,) = (one for one in result.findings if one.id == "memory-management")
-    assert (one.step, one.severity) == ("ProfilerStep#0", "info")
-    assert one.cost_frac == pytest.approx(30 / 81, abs=0.01)
+    assert (one.step, one.severity) == ("ProfilerStep#0", severity)
+    assert one.cost_frac == pytest.approx(30 / (31 + 10 * n_steps), abs=0.01)
     idle = ta.gpu_idle(recording)
-    assert idle.steps["warm_up"].to_list() == [True, False, False, False, False]
+    assert idle.steps["warm_up"].to_list() == [True, *[False] * (n_steps - 1)]
     assert idle.step_ns == ta.steps(recording).counted["duration_ns"].sum()
     each = result.budget.filter(part="idle")["time_frac"].sum()
     assert each == pytest.approx(1 - 10.05 / 10.2, abs=0.01)
