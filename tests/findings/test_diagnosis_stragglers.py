@@ -646,12 +646,17 @@ def _meeting(call: tuple[str, str], begin: int, end: int) -> Iterator[dict[str, 
             yield device(name, start, ms * MS, stream=stream, correlation=key, **about)
 
 
-@pytest.mark.parametrize("call", [BARRIER, pytest.param(WAITALL, marks=pytest.mark.matrix)])
-def test_wait_on_the_host_belongs_to_the_last_rank(call: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("call", "gain_ms"),
+    # code that takes longer than on the other ranks becomes like theirs
+    [(BARRIER, 10), pytest.param(WAITALL, 8, marks=pytest.mark.matrix)],
+)
+def test_wait_on_the_host_belongs_to_the_last_rank(call: tuple[str, str], gain_ms: int) -> None:
     diagnosed = ta.diagnose(host_job(call, [2, 2, 10, 2], [12] * 4))
     first, second, *_ = diagnosed.findings
     assert (first.id, first.rank) == ("host-code", 2)
-    assert (first.cost_ns, first.gain_ns) == (10 * MS, 10 * MS), "2 ms of all ranks, 8 ms for it"
+    assert first.cost_ns == 10 * MS, "2 ms of all ranks, 8 ms for it"
+    assert first.gain_ns == pytest.approx(gain_ms * MS, rel=0.01)
     assert (second.id, second.rank, second.cost_ns) == ("waiting-for-ranks", None, 2 * MS)
 
 
