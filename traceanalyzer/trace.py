@@ -157,8 +157,9 @@ class Meta:
         extra: all other top-level metadata, as JSON text.
         weight_unit: unit of the weights of samples: ``samples``, ``ns`` or ``bytes``, or None.
         no_gpu_work: reason for missing GPU work although its recording was requested, or None.
-        window: limits of :meth:`Trace.between` on the trace's clock, None where there is none; of a
-            truncated file, until when GPU work is complete.
+        window: limits of :meth:`Trace.between` on the trace's clock, None where there is none.
+        complete_until: until when GPU work is complete in a truncated Chrome trace, as far as what
+            was read shows, or None.
     """
 
     path: str
@@ -175,6 +176,7 @@ class Meta:
     weight_unit: str | None = None
     no_gpu_work: str | None = None
     window: tuple[int | None, int | None] = (None, None)
+    complete_until: int | None = field(default=None, compare=False)
 
     @property
     def is_xla(self) -> bool:
@@ -183,7 +185,8 @@ class Meta:
 
     def recorded(self) -> dict[str, Any]:
         """Return the metadata of the file itself, for exports."""
-        return {name: value for name, value in asdict(self).items() if name != "window"}
+        of_reading = ("window", "complete_until")
+        return {name: value for name, value in asdict(self).items() if name not in of_reading}
 
 
 def record_hint(meta: Meta, what: str) -> str:
@@ -299,12 +302,8 @@ class Trace(Questions):
         window = self.window(since_ns, until_ns)
         if window is None or window == (None, None):
             return self
-        since, until = window
-        ends = [meta.window[1] if until is None else until for meta in self.sources]
-        sources = [
-            replace(one, window=(since, end)) for one, end in zip(self.sources, ends, strict=True)
-        ]
-        return replace(self.overlapping([window]), sources=tuple(sources))
+        sources = tuple(replace(meta, window=window) for meta in self.sources)
+        return replace(self.overlapping([window]), sources=sources)
 
     def window(self, since_ns: int | None, until_ns: int | None) -> _Span | None:
         """Return a window in ns after the first event on the trace's clock; None without times."""

@@ -5,6 +5,8 @@ removed: host time, copies and transfers; of communication, transfers alone. Of 
 for each tensor, fewer kernels do the work. Of one about slow ranks or their hosts, these become
 like the others; a rank with larger inputs like the mean of all ranks; of a pipeline stage, all
 stages compute as long as the mean; of unequal work and experts, all ranks become like their mean.
+Of products without tensor cores, the gain counts if it is much less than their time: these kernels
+become several times as fast.
 Other findings have no change that a replay knows: they gain at most their cost.
 """
 
@@ -163,7 +165,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         frac = _share([one], replay, time)
         if frac >= NO_GAIN or one.id in _OF_RANKS | _UNEQUAL:
             return frac if frac >= NO_GAIN else None
-        one = replace(one, ranks=())
+        one = replace(one, ranks=())  # what is slow on these ranks is slow on the others, too
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
         frac = _share([one], replay, time)
         if one.id in _WAITS:

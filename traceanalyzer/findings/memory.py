@@ -6,14 +6,16 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import display
-from traceanalyzer.analyzers.memory.attribution import UNKNOWN, frame_text
+from traceanalyzer.analyzers.memory.attribution import frame_text
 from traceanalyzer.analyzers.memory.growth import COLLECTED_ADVICE, GROWTH_ADVICE, MemoryGrowth
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
 from traceanalyzer.analyzers.memory.oom_causes import (
     DEMAND,
     EVALUATES,
     FRAGMENTATION,
+    MUCH_LIVE,
     is_growth,
+    may_be_kept,
 )
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
@@ -45,7 +47,8 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         line = frame_text(first["function"], first["file"], first["line"])
         why = "" if leak else f" (cause: {cause})"
         many = "" if n == 1 else f", the first of {n:,} errors"
-        fills, keeps = _filling(result, first) if cause == DEMAND and not evaluated else ("", "")
+        of_demand = cause == DEMAND and not evaluated
+        fills, is_sure = _filling(result, first) if of_demand else ("", True)
         others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
         yield Measured(
             size=n,
@@ -56,21 +59,13 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
                 *evaluated,
                 *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
             ),
-            advice=_NO_GRAD
-            if evaluated and cause == DEMAND
-            else f"{keeps}{advice if keeps else _capital(advice)}",
-            confidence="medium" if keeps else "high",
+            advice=_NO_GRAD if evaluated and cause == DEMAND else _capital(advice),
+            confidence="high" if is_sure else "medium",
             cost_bytes=asked,
             explained=_explained("memory-growth" if leak else _BY_CAUSE.get(str(cause))),
         )
 
 
-#: Least share of live memory for a sentence, and blocks of unknown use that a program may keep.
-_MUCH_LIVE, _MANY_BLOCKS = 0.3, 8
-_KEEPS = (
-    "If {} keeps what earlier requests or steps allocated (memory --growth --step-every TIME shows "
-    "it), free it or limit its number. Otherwise: "
-)
 _NO_GRAD = (
     "Evaluate under torch.no_grad() or torch.inference_mode(): otherwise each batch keeps its "
     "activations for a backward pass, as long as its loss or outputs are kept. With it already, "
@@ -78,16 +73,16 @@ _NO_GRAD = (
 )
 
 
-def _filling(result: MemoryErrors, error: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a phrase on the line with most live memory at an error, and advice if it keeps it."""
+def _filling(result: MemoryErrors, error: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return a phrase on the line with most live memory at an error, and whether it is in use."""
     same = (pl.col(name).eq_missing(error[name]) for name in (*_PLACE, "event"))
-    rows = result.alive.filter(*same).sort("live_bytes", descending=True, maintain_order=True)
-    for row in rows.filter(pl.col("live_frac") >= _MUCH_LIVE).head(1).iter_rows(named=True):
+    rows = result.alive.filter(*same)
+    is_sure = may_be_kept(rows, error["request_bytes"] or 0).is_empty()
+    for row in rows.head(1).filter(pl.col("live_frac") >= MUCH_LIVE).iter_rows(named=True):
         line = frame_text(row["function"], row["file"], row["line"])
-        is_many = row["category"] == UNKNOWN and row["n"] >= _MANY_BLOCKS
-        text = f", {format_frac(row['live_frac'])} of them at {line} ({row['n']:,} blocks)"
-        return text, _KEEPS.format(line) if is_many else ""
-    return "", ""
+        blocks = format_count(row["n"], "block")
+        return f", {format_frac(row['live_frac'])} of them at {line} ({blocks})", is_sure
+    return "", is_sure
 
 
 def _evaluated(answers: Answers) -> tuple[str, ...]:
@@ -104,7 +99,7 @@ def _evaluated(answers: Answers) -> tuple[str, ...]:
         f"{format_bytes(size)} of activations ({format_frac(size / whole)} of live memory, "
         f"{format_count(n, 'block')}) were allocated in {at}."
         for at, size, n in rows.rows()
-        if size > _MUCH_LIVE * whole
+        if size > MUCH_LIVE * whole
     )
 
 

@@ -176,10 +176,13 @@ def _may_mark(names: Sequence[str], step_name: str | None) -> pl.Expr:
 
 
 def _complete(trace: Trace) -> pl.Expr:
-    """Return which marks lie inside the time window of the (first) file."""
+    """Return which marks lie inside the time window and the complete part of the (first) file."""
     since, until = trace.meta.window
-    after = pl.lit(value=True) if since is None else pl.col("ts") >= since
-    return after if until is None else after & (pl.col("ts") + pl.col("dur") <= until)
+    end = pl.col("ts") + pl.col("dur")
+    inside = pl.lit(value=True) if since is None else pl.col("ts") >= since
+    for limit in (until, trace.meta.complete_until):
+        inside = inside if limit is None else inside & (end <= limit)
+    return inside
 
 
 def _chosen(marks: list[_Mark], step_name: str | None) -> list[_Mark]:

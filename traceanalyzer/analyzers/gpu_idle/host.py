@@ -318,7 +318,7 @@ def _recorded_until(trace: Trace, work: pl.DataFrame, steps: pl.DataFrame) -> in
     """Return until when a truncated file is complete: its steps, and what runs before its end."""
     if not is_truncated(trace):
         return None
-    end = trace.meta.window[1]
+    end = trace.meta.complete_until
     active = work if work.height else _host_slices(trace, _is_operator(trace.names))
     if end is None:
         return active["end"].max()  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.memory import regions
-from traceanalyzer.analyzers.memory.attribution import frame_text
+from traceanalyzer.analyzers.memory.attribution import UNKNOWN as UNKNOWN_USE, frame_text
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory
 from traceanalyzer.units import format_bytes
 
@@ -222,7 +222,8 @@ def demand_advice(request: int, frames: str, live: pl.DataFrame) -> str:
     Args:
         request: its size in bytes.
         frames: the frames of the request.
-        live: function, file, line, live_bytes, live_frac, stack: memory live at the error.
+        live: function, file, line, category, n, live_bytes, live_frac, stack: memory live at the
+            error, largest first.
     """
     loaded = live.filter(pl.col("stack").str.contains(_LOADED))
     if loaded["live_frac"].sum() >= _LOADED_FRAC:
@@ -237,7 +238,28 @@ def demand_advice(request: int, frames: str, live: pl.DataFrame) -> str:
             "compute the loss for a part of the tokens at a time, or with a fused kernel (Liger's "
             "fused linear cross-entropy, cut-cross-entropy) that never stores all logits; then "
         )
+    for row in may_be_kept(live, request).iter_rows(named=True):
+        line = frame_text(row["function"], row["file"], row["line"])
+        return (
+            f"if {line} keeps what earlier requests or steps allocated (memory --growth "
+            "--step-every TIME shows it), free it or limit its number; otherwise "
+        )
     return ""
+
+
+#: Least share of live memory that a line keeps, and blocks of unknown use that it may keep.
+MUCH_LIVE, _MANY_BLOCKS = 0.3, 8
+
+
+def may_be_kept(live: pl.DataFrame, request: int) -> pl.DataFrame:
+    """Return the row of the line with most live memory, if it is many blocks of unknown use.
+
+    Without them, the request would fit.
+    """
+    return live.head(1).filter(
+        pl.col("category") == UNKNOWN_USE, pl.col("live_frac") >= MUCH_LIVE,
+        pl.col("n") >= _MANY_BLOCKS, pl.col("live_bytes") >= request,
+    )  # fmt: skip
 
 
 #: Functions that need no gradients, in a stack of frames.

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
-from traceanalyzer.trace import Inputs, Trace, is_truncated, of_kinds, record_hint
+from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH_KINDS, MEMORY_SNAPSHOT
 
 _ANNOTATIONS = ("user_annotation", "nvtx", "other")
@@ -247,9 +247,9 @@ def _within(windows: pl.DataFrame, rows: pl.DataFrame, lane: list[str]) -> pl.Se
 
 def _no_steps(trace: Trace, step_name: str | None) -> str:
     """Return the error text with a recording hint and suggestions."""
+    if trace.meta.complete_until is not None and step_name is None:
+        return f"{trace.meta.path}: no step is complete, because the file is truncated"
     if trace.meta.window != (None, None) and step_name is None:
-        if is_truncated(trace):
-            return f"{trace.meta.path}: no step is complete, because the file is truncated"
         return f"{trace.meta.path}: no step lies completely inside the time window; widen it"
     hint = record_hint(trace.meta, "step")
     text = (

@@ -62,7 +62,9 @@ Array = npt.NDArray[Any]
 class Assembler:
     """The tables of one file; each method builds one and frees the columns it used."""
 
-    def __init__(self, collected: Collected, selection: Selection, rank: int | None) -> None:
+    def __init__(
+        self, collected: Collected, selection: Selection, rank: int | None, *, is_cut: bool
+    ) -> None:
         self.of = collected
         self.selection = selection
         self.rank = rank
@@ -83,7 +85,7 @@ class Assembler:
         self.pid = self._lane("pid")
         self.tid = self._lane("tid")  # needs pid
         self.correlation = slices.whole("correlation")  # of complete events
-        self.recorded_until = self._recorded_until()
+        self.complete_until = self._complete_until() if is_cut else None
         order = time_order(self.ts, self._lengths, self.file_order)
         self.order = np.arange(len(self.ts), dtype=np.uint32) if order is None else order
         self.row_of = np.empty(len(self.order), dtype=np.uint32)
@@ -116,7 +118,7 @@ class Assembler:
         dur: Ints = self.dur[rows]
         return np.where(dur == NULL, -1, dur)
 
-    def _recorded_until(self) -> int | None:
+    def _complete_until(self) -> int | None:
         """Return the start of the last launch call or device work in the order of the file.
 
         Profilers write operators first. Without device work, that of the last host slice. Work

@@ -137,7 +137,8 @@ def trace_of(
 ) -> Trace:
     """Build all tables from the collected columns."""
     meta = _meta(source, metadata, collected)
-    assembler = Assembler(collected, selection, meta.rank)
+    is_cut = bool(source.damage) or "truncated" in collected.issues
+    assembler = Assembler(collected, selection, meta.rank, is_cut=is_cut)
     frames = assembler.frames()
     if metadata.get("samples") or collected.stack_frames:
         from traceanalyzer.parsers.chrome_trace import samples
@@ -157,7 +158,8 @@ def trace_of(
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
     trace = Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
     if is_truncated(trace):
-        trace = replace(trace, sources=(replace(meta, window=(None, assembler.recorded_until)),))
+        meta = replace(meta, complete_until=assembler.complete_until)
+        trace = replace(trace, sources=(meta,))
     return sort_events(trace) if is_moved else trace
 
 
