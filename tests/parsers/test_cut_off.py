@@ -14,7 +14,7 @@ import traceanalyzer as ta
 from traceanalyzer.errors import MissingData
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
 NOTE = "is truncated: events at its end are missing in all numbers."
@@ -95,7 +95,7 @@ def test_missing_data_error_mentions_truncation(tmp_path: Path, analysis: Any) -
     assert "truncated" not in str(caught.value)
 
 
-def kineto(steps: Sequence[int], cut: int) -> bytes:
+def kineto(steps: Sequence[int], cut: int, missing: Collection[int] = ()) -> bytes:
     """Return a file in Kineto's order, steps first, then the GPU work of these steps.
 
     Each of five steps launches 40 kernels, which run in 60 % of it.
@@ -103,10 +103,13 @@ def kineto(steps: Sequence[int], cut: int) -> bytes:
     Args:
         steps: the order of the steps with GPU work.
         cut: the number of kernels that are left.
+        missing: numbers of kernels that are not written.
     """
     head = [("user_annotation", f"ProfilerStep#{n}", 1, 1000 * n, 1000, {}) for n in range(5)]
     rows = []
     for number in (40 * step + n for step in steps for n in range(40)):
+        if number in missing:
+            continue
         ids = {"correlation": number}
         rows.append(("cuda_runtime", "cudaLaunchKernel", 1, 25 * number + 1, 2, ids))
         ids = {**ids, "device": 0, "stream": 7}
@@ -143,6 +146,14 @@ def test_only_complete_steps_count(
     )
     found = {one.id for one in ta.diagnose(path).findings}
     assert not found & {"uneven-steps", "host-code", "time-between-steps"}
+
+
+def test_steps_with_holes_do_not_count(tmp_path: Path) -> None:
+    """Two steps lack a quarter of their kernels, one has all: in a file of a few steps the most."""
+    path = tmp_path / "rank0.json"
+    path.write_bytes(kineto([0, 1, 2, 3, 4], 102, missing={*range(20, 30), *range(60, 70)}))
+    steps = ta.gpu_idle(path).steps
+    assert steps["step"].drop_nulls().to_list() == ["ProfilerStep#2"]
 
 
 def test_work_that_was_launched_ahead_counts(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def _recorded(steps: list[_Mark], trace: Trace) -> list[_Mark]:
     edges = np.array([(step.start, step.end) for step in steps])
     counts = np.diff(np.searchsorted(launched, edges)).ravel()
     alike = all((step.name or "").startswith(PROFILER_STEP) for step in steps)
-    usual = np.quantile(counts[counts > 0], _FULL, method="lower") if alike and counts.any() else 0
+    usual = np.quantile(counts[counts > 0], _FULL, method="higher") if alike and counts.any() else 0
     known = zip(counts >= max(_MOST_TIME * usual, 1), steps, strict=True)
     runs = ([step for _, step in run] for is_full, run in groupby(known, lambda one: one[0])
             if is_full)  # fmt: skip

@@ -35,6 +35,8 @@ _UNIX = 10**18
 #: Units of series by the end of the name.
 _UNITS = {"_bytes": "bytes", "_percent": "%", "_ms": "ms"}
 
+#: How to record counters of GPUs beside kernels.
+_RECORD = "nsys profile --gpu-metrics-devices=all records those of the GPUs"
 #: The number of a GPU in the name of a series.
 _OF_GPU = r"^GPU (\d{1,4})\b"
 _NO_KERNELS = pl.DataFrame(
@@ -84,7 +86,7 @@ def measure(trace: Trace, options: Options) -> Part:
     """
     path = trace.meta.path
     if trace.counters.is_empty():
-        hint = record_hint(trace.meta, "counter")
+        hint = _RECORD if options.by else record_hint(trace.meta, "counter")
         raise MissingData(f"{path}: no counters were recorded; {hint}")
     chosen = _chosen(trace, options.counters)
     if chosen.is_empty():
@@ -124,8 +126,7 @@ def combine(parts: Sequence[Part], options: Options) -> HostMetrics:
     kernels = _kernels(parts)
     if options.by and kernels.is_empty():
         raise MissingData(
-            f"{parts[0].path}: no counter of a GPU was recorded while a kernel ran; "
-            "record with nsys profile --gpu-metrics-devices=all"
+            f"{parts[0].path}: no counter of a GPU was recorded while a kernel ran; {_RECORD}"
         )
     readings = _named(_moved(_without_repeats(parts)))
     at = readings["at_ns"]
