@@ -497,7 +497,7 @@ _PAIRS = (
 
 def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
     """Return advice for collectives of a part of the program other than the reducer; or empty."""
-    kernels, top = answers.get("kernels"), comm.groups.head(1)
+    kernels, top = answers.get("kernels"), comm.groups.drop_nulls("collective").head(1)
     if not isinstance(kernels, Kernels) or kernels.heavy is None or top.is_empty():
         return ""
     kind = top["collective"][0]

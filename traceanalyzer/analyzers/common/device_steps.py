@@ -104,8 +104,7 @@ def _launched_from(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     rows = launch_rows(trace, work)
     calls = trace.events["ts"].to_numpy()
     first = np.searchsorted(work["start"].to_numpy(), steps["start"].to_numpy())
-    known = rows[first] != nesting.ROOT
-    if not known.all():
+    if first[-1] == rows.size or (rows[first] == nesting.ROOT).any():
         return steps
     launched = np.maximum.accumulate(calls[rows[first]])
     last = steps["end"].to_numpy()[-1:] - (steps["start"].to_numpy() - launched)[-1:]
