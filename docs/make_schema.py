@@ -27,9 +27,10 @@ writes them to Parquet. A test checks each parser against this page.
 - A column `event` in another table is the row number in `events`.
 - Columns marked *on request* exist only if requested: `read(path, columns={"args"})`.
 - Impossible numbers are damage and are removed in every format: events start and end
-  within 137 years of the clock's 0 (otherwise they are dropped: issue `time-out-of-range`); sizes
-  are below 16 TiB, except for a failed request, and a sample counts at most 2^53 (otherwise they
-  are null: `number-out-of-range`). So differences of times fit in 64 bits.
+  within 137 years of the clock's 0 and last at most 104 days (otherwise they are dropped: issue
+  `time-out-of-range`); sizes are below 16 TiB, except for a failed request, and a sample counts at
+  most 2^53 (otherwise they are null: `number-out-of-range`). So differences and sums of times fit
+  in 64 bits.
 """
 
 TABLES = {

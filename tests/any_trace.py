@@ -148,6 +148,7 @@ class Maker:
             dur = None if dur is None else self.chance.choice(_TIMES)
         if dur is not None:
             dur = max(-schema.LAST_NS, min(ts + dur, schema.LAST_NS)) - ts
+            dur = max(-schema.MAX_DURATION_NS, min(dur, schema.MAX_DURATION_NS))
         return ts, None if kind in ALLOCATOR_KINDS else dur
 
     def events(self, count: int) -> list[dict[str, Any]]:

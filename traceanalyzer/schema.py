@@ -46,6 +46,8 @@ INPUTS = ("input_dims", "input_types", "concrete_inputs")
 #: Maximum absolute time of an event (137 years): differences of times, and times after any epoch,
 #: rounded up to a grid, fit Int64.
 LAST_NS = (1 << 62) - (1 << 58)
+#: Maximum duration of an event, and of the reverse (104 days; exact as Float64).
+MAX_DURATION_NS = 1 << 53
 #: Maximum absolute time of a clock's 0, in the year 2116, so that later times fit Int64.
 LAST_EPOCH_NS = 1 << 62
 #: Upper bound of memory sizes and copies in bytes (17 TB).
@@ -451,7 +453,7 @@ def _check_times(events: pl.DataFrame) -> Iterator[str]:
     if not timeless.is_in(TIMELESS_KINDS).all():
         yield "events.ts: null for a kind that requires a time"
     if not events.select(on_the_clock().all()).item():
-        yield f"events: a time beyond {LAST_NS} ns"
+        yield f"events: a time beyond {LAST_NS} ns, or a duration beyond {MAX_DURATION_NS} ns"
     order = events.select(
         # an open-ended event sorts after the closed ones of the same start
         later=(pl.col("ts") > pl.col("ts").shift(1)).fill_null(True),
@@ -525,8 +527,12 @@ def beyond(table: str, column: str) -> pl.Expr:
 
 
 def on_the_clock() -> pl.Expr:
-    """Return the condition that an event has no time, or is within :data:`LAST_NS` of 0."""
+    """Return the condition that an event has no time, or is within :data:`LAST_NS` of 0.
+
+    Its duration is at most :data:`MAX_DURATION_NS`.
+    """
     ts, dur = pl.col("ts"), pl.col("dur").fill_null(0)
     # the end may not fit Int64, so the duration is compared with the remaining range
     fits = dur.is_between(-LAST_NS - ts, LAST_NS - ts)
+    fits &= dur.is_between(-MAX_DURATION_NS, MAX_DURATION_NS)
     return (ts.is_between(-LAST_NS, LAST_NS) & fits).fill_null(ts.is_null())

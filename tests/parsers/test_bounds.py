@@ -15,7 +15,7 @@ from traceanalyzer import schema
 from traceanalyzer.parsers.contract import bounded
 from traceanalyzer.trace import sort_events
 
-LAST = schema.LAST_NS
+LAST, LONGEST = schema.LAST_NS, schema.MAX_DURATION_NS
 META = ta.Meta(path="x", format="chrome-trace", rank=3)
 
 
@@ -34,8 +34,10 @@ def of(*rows: dict[str, Any], **tables: pl.DataFrame) -> ta.Trace:
         (LAST - 5, 5, True),
         (LAST - 5, 6, False),
         (LAST + 1, None, False),
-        (-LAST, 2 * LAST, True),
-        (-LAST, 2 * LAST + 1, False),
+        (0, LONGEST, True),
+        (0, LONGEST + 1, False),
+        (0, -LONGEST - 1, False),
+        (LAST - LONGEST, LONGEST, True),
         (-LAST, None, True),
         (-LAST - 1, 5, False),
         (-LAST, -1, False),

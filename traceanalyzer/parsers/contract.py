@@ -152,9 +152,9 @@ def _in_time_range(trace: Trace) -> Trace:
 
 def _on_clock(events: pl.DataFrame) -> bool:
     """Whether all event times are in range; minimum and maximum decide for most files."""
-    times = [events[name] for name in ("ts", "dur")]
-    ends = [end for column in times for end in (column.min(), column.max())]
-    if all(abs(end) <= schema.LAST_NS // 2 for end in ends if isinstance(end, int)):
+    most = {"ts": schema.LAST_NS - schema.MAX_DURATION_NS, "dur": schema.MAX_DURATION_NS}
+    ends = [(end, name) for name in most for end in (events[name].min(), events[name].max())]
+    if all(abs(end) <= most[name] for end, name in ends if isinstance(end, int)):
         return True
     return bool(events.select(schema.on_the_clock().all()).item())
 
