@@ -156,3 +156,18 @@ def test_sums_beyond_64_bits() -> None:
     assert result.totals.total_span_ns > 1 << 64
     assert b'"total_span_ns": 2.5' in render(result, "json")
     assert render(result, "sqlite").startswith(b"SQLite")
+
+
+def test_steps_without_a_length_are_compared() -> None:
+    """The step of the second process lasts as long as its only work, no time."""
+    copy = {"ts": 17, "kind": "gpu_memcpy", "name": "Memcpy"}
+    rows = [
+        {"ts": 0, "dur": 1, "kind": "user_annotation", "name": "ProfilerStep#1", "pid": 1},
+        {**copy, "dur": 2, "device": 1, "pid": 1, "correlation": 4},
+        {**copy, "dur": 0, "device": 0, "pid": 2, "correlation": 6},
+        {"ts": 32, "dur": 0, "kind": "cuda_runtime", "name": "x", "pid": 2, "correlation": 6},
+    ]
+    result = ta.diff(of(*rows), of(*rows))
+    assert result.measure is not None
+    assert (result.measure.name, result.measure.before) == ("step", 0)
+    assert result.verdict

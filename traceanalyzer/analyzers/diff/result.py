@@ -331,7 +331,7 @@ def _mean(result: Diff, measure: Measure) -> str:
         return ""
     kept = result.steps.filter(~pl.col("warm_up")).group_by("run").agg(pl.col("duration_ns").mean())
     means = dict(kept.select("run", "duration_ns").iter_rows())
-    change = means["after"] / means["before"] - 1
+    change = means["after"] / means["before"] - 1 if means["before"] else 0.0
     if abs(change) < _MEAN_FRAC:
         return ""
     return (
