@@ -269,7 +269,11 @@ def test_host_communication_overlapped_by_kernels(tmp_path: Path) -> None:
     # the kernel overlaps 25 of 60 us of communication
     assert (result.totals.covered_ns, result.totals.total_span_ns) == (60_000, 60_000)
     assert rank["overlap_frac"] == 25 / 60
-    assert rank["idle_ns"] == 35_000
+    assert (rank["idle_ns"], rank["compute_ns"]) == (35_000, 25_000)
+    kernels = [{**gemm, "ts": 25}, chrome_event(ALL_REDUCE, 7, 40, 20, **ON_DEVICE)]
+    path.write_text(json.dumps(kernels))
+    # a kernel that communicates keeps the device busy: 10 us beside the other
+    assert ta.comm_outliers(path).ranks["compute_ns"].to_list() == [25_000]
 
 
 @pytest.mark.parametrize("library", ["nccl", "xccl", "ncclx", "rcclx", "mccl", "hccl"])

@@ -319,8 +319,9 @@ def ranks(
     every rank that arrived first, also together with others. ``straggler_steps`` are the steps of
     which it cost at least 10 %, ``straggler_frac`` their cost over the time of all steps, both
     without warm-up.
-    ``busy_ns``, ``compute_ns`` (busy without communication alone), ``idle_ns`` and
-    ``overlap_frac`` (communication overlapped by compute) are of its device, over ``span_ns``.
+    ``busy_ns``, ``compute_ns`` (busy without communication alone; that of the host keeps no device
+    busy), ``idle_ns`` and ``overlap_frac`` (communication overlapped by compute) are of its device,
+    over ``span_ns``.
     """
     total = instances.group_by("rank").agg(
         pl.len().alias("n"),
@@ -343,22 +344,28 @@ def ranks(
 
 
 def _devices(parts: Sequence[Part]) -> pl.DataFrame:
+    times = dict.fromkeys((*Activity._fields, "compute_ns"), pl.Int64)
     rows = pl.DataFrame(
-        [(part.rank, part.host, *part.activity) for part in parts],
-        {"rank": pl.Int32, "host": pl.String, **dict.fromkeys(Activity._fields, pl.Int64)},
+        [(part.rank, part.host, *part.activity, _compute_ns(part)) for part in parts],
+        {"rank": pl.Int32, "host": pl.String, **times},
         orient="row",
     )
     summed = rows.group_by("rank").agg(
         pl.col("host").drop_nulls().first(),
         pl.col("span_ns", "comm_ns").sum(),
-        sum_if_known("busy_ns"),
-        sum_if_known("overlap_ns"),
+        *map(sum_if_known, ("busy_ns", "overlap_ns", "compute_ns")),
     )
     return summed.with_columns(
         idle_ns=pl.col("span_ns") - pl.col("busy_ns"),
-        compute_ns=pl.col("busy_ns") - pl.col("comm_ns") + pl.col("overlap_ns"),
         overlap_frac=ratio("overlap_ns", "comm_ns"),
     ).drop("overlap_ns", "comm_ns")
+
+
+def _compute_ns(part: Part) -> int | None:
+    """Return the busy time without communication alone."""
+    _, busy, comm, overlap = part.activity
+    on_host = part.instances["device"].null_count() == part.instances.height
+    return busy if busy is None or overlap is None or on_host else busy - comm + overlap
 
 
 def threshold(steps: pl.DataFrame) -> int:
