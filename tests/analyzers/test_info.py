@@ -1,5 +1,6 @@
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -95,6 +96,14 @@ def test_kinds_are_summed():
     kinds = {row["kind"]: row for row in info([_trace(0), _trace(1)]).kinds.to_dicts()}
     assert kinds["kernel"] == {"kind": "kernel", "files": 2, "events": 4, "sum_ns": 2_000}
     assert kinds["other"]["sum_ns"] is None
+
+
+def test_sums_leave_out_negative_durations():
+    trace = _trace(host_run=True)
+    back = trace.events.with_columns(dur=pl.when(pl.col("dur") > 0).then(-pl.col("dur")))
+    result = info([replace(trace, events=back)])
+    assert result.kinds["sum_ns"].drop_nulls().unique().to_list() == [0]
+    assert result.contents["communication_ns"].to_list() == [0]
 
 
 @pytest.mark.parametrize(

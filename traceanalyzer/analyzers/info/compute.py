@@ -159,7 +159,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "steps": step_marks.step_marks(trace)["step"].n_unique() or None,
         "events": events.height,
         "communication": communication.height,
-        "communication_ns": communication["dur"].sum(),
+        "communication_ns": communication["dur"].clip(0).sum(),
         "dropped": lost["count"].sum(),
         "device_work": columns.filter(of_kinds(vocabulary.DEVICE_WORK)).height,
         "launch_calls": columns.filter(of_kinds(vocabulary.LAUNCH_KINDS)).height,
@@ -205,7 +205,8 @@ def _utc(epoch: int | None) -> str | None:
 
 def _kinds(trace: Trace) -> list[dict[str, Any]]:
     by_kind = trace.events.group_by(pl.col("kind").cast(pl.String)).agg(
-        events=pl.len(), sum_ns=pl.when(pl.col("dur").is_not_null().any()).then(pl.col("dur").sum())
+        events=pl.len(),
+        sum_ns=pl.when(pl.col("dur").is_not_null().any()).then(pl.col("dur").clip(0).sum()),
     )
     tables = (
         ("counter", trace.counters),
