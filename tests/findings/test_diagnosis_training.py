@@ -422,5 +422,36 @@ def test_joined_tensors_that_are_not_extended_little(length: int, added: int) ->
     assert not fused  # copies that join tensors are not fused with each other
 
 
+#: Operators of an RMS norm, and nodes of its backward pass; the others are neighbours.
+NORM = ["add", "copy_", "pow", "mean", "add", "rsqrt", "mul", "copy_", "mul", "mm"]
+NODES = ["Mul", "Mul", "ToCopy", "Mul", "Mul", "Rsqrt", "Mean", "Pow", "Pow", "ToCopy", "Add"]
+
+
+def normalizing(names: list[str], nodes: list[str]) -> Trace:
+    """Return 3 steps with a kernel of 1 ms in each of the operators and nodes, and a product."""
+    events: list[dict[str, Any]] = []
+    around = [f"autograd::engine::evaluate_function: {n}Backward{int(n == 'Mean')}" for n in nodes]
+    for begin in (0, 400 * MS, 800 * MS):
+        at = begin
+        for name in (*(f"aten::{name}" for name in names), *around):
+            events.append(host("cpu_op", name, at, MS // 2))
+            events += launch("reduce_kernel<MeanOps>" if name == "aten::mean" else ADD, at + US, MS)
+            at += MS
+        events += [step(begin, begin, 399 * MS), *launch("sgemm", at, 300 * MS)]
+    return trace(events)
+
+
+@pytest.mark.parametrize(
+    ("names", "nodes", "kernels"),
+    [(NORM, [], 7), (NORM, NODES, 16), (NORM[2:7], [], 4), (NORM[3:], [], 0)],
+    ids=["forward", "backward", "one type", "no square"],
+)
+def test_norms_by_separate_operators(names: list[str], nodes: list[str], kernels: int) -> None:
+    """All kernels of each norm but the first count; neighbours and other operators do not."""
+    found = judged("memory-bound-kernels", normalizing(names, nodes))
+    of_norms = [one for one in found if one.title.startswith("RMS norms")]
+    assert sum(one.total_ns or 0 for one in of_norms) == 3 * kernels * MS
+
+
 def test_copies_of_changing_sizes_do_not_grow() -> None:
     assert not judged("growing-copies", lengthening(VARIES, on_device=True))

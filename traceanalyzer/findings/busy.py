@@ -277,27 +277,45 @@ def _counted_products(result: Kernels, time: DeviceTime) -> int:
     )
 
 
+#: Least share of pointwise kernels that fusion saves.
+_POINTWISE = 0.1
+_FUSE_NORMS = (
+    "Replace each norm by a fused one (torch.nn.RMSNorm of a recent PyTorch, Liger, Apex), or "
+    "torch.compile it."
+)
+
+
 @rule(
     "kernels",
     "memory-bound kernels: elementwise operations and copies that are not fused",
     "time of elementwise and copy kernels that run one after another, without the longest kernel "
-    f"of each sequence, and without those of TorchInductor and changes of layout, {OF_STEP}",
-    {"info": 0.1, "warning": 0.2, "critical": 0.3},
+    f"of each sequence, and without those of TorchInductor and changes of layout, {OF_STEP}; of "
+    "RMS norms by separate operators all kernels but the first, twice where it is not that much",
+    {"info": _POINTWISE, "warning": 0.2, "critical": 0.3},
     uses=("gpu_idle",),
 )
 def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
-    names = result.heaviest("name").filter(pl.col("family").is_in(pointwise))["kernel"]
     growing = [kernel for kernel, *_ in growing_copies(result, time)]
-    names = names.filter(~names.is_in(growing))
-    rows = longest_first(in_steps(result, time), names, "fusible_ns")
+    kernels = result.heaviest("name").filter(~pl.col("kernel").is_in(growing))
+    rows = longest_first(in_steps(result, time), kernels["kernel"], "fusible_ns")
+    names = kernels.filter(pl.col("family").is_in(pointwise))["kernel"]
     every = longest_first(in_steps(result, time), names, "total_ns")
     total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
     if not total or not time.whole_ns:
         return
-    longest = ", ".join(
-        f"{name} ({time.text(ns)})" for name, _, ns in rows.head(_NAMED).iter_rows()
-    )
+    top = rows.head(_NAMED).iter_rows()
+    longest = ", ".join(f"{name} ({time.text(ns)})" for name, _, ns in top)
+    norms = of_purpose(result, training.NORM, time)
+    of_norms, place = int(norms["ns"].sum()), norms["place"].drop_nulls().mode().sort().head(1)
+    where = "".join(f" in {frame_text(name)}" for name in place)
+    norm = f"RMS norms run as separate operators{where} (pow, mean, rsqrt, mul, and casts)"
+    if of_norms and time.frac(total) < _POINTWISE:
+        yield Measured(
+            f"{norm}: {time.share(of_norms)}.", advice=_FUSE_NORMS, total_ns=of_norms,
+            size=2 * time.frac(of_norms), cost_frac=time.frac(of_norms), confidence="medium",
+        )  # fmt: skip
+        return
     yield Measured(
         title="Elementwise and copy kernels run one after another instead of fused: "
         f"{time.share(total)}.",
@@ -307,9 +325,10 @@ def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measure
                 f"average, take {time.share(whole)}. Fusion leaves the longest kernel of each "
                 f"sequence, which is not counted above.{_not_counted(result, names, whole)}"
             ),
+            *[f"{norm}: {time.share(of_norms)} of that above."] * bool(of_norms),
             f"Most time: {longest}.",
         ),
-        advice=_fusing(answers),
+        advice=f"{_fusing(answers)}{f' {_FUSE_NORMS}' * bool(of_norms)}",
         total_ns=total,
         confidence="medium",
     )

@@ -2,7 +2,8 @@
 
 The purposes are updates of one tensor each, activations that are computed again in the backward
 pass, reductions of gradients before the last micro-batch, attention by separate operators, searches
-for the fastest kernel, checks for NaN, and optimizers that multiply matrices.
+for the fastest kernel, checks for NaN, optimizers that multiply matrices, and norms by separate
+operators.
 """
 
 import re
@@ -39,7 +40,7 @@ from traceanalyzer.vocabulary import CUDA_CALLS
 ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
-UPDATES, EXTENDED = "matrix updates", "extended tensor"
+UPDATES, EXTENDED, NORM = "matrix updates", "extended tensor", "norm by operators"
 
 #: The operator that joins tensors, and two of them in its recorded inputs.
 JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
@@ -110,10 +111,20 @@ _OF_MATRIX = (
 _OF_MANY = r"(?i)multi_tensor|fused"
 _OF_ONE = (ELEMENTWISE, COPY, "reduce", "optimizer", OTHER)
 
+#: Operators of an RMS norm (x * rsqrt(mean(x * x) + eps), casts, weights), and nodes of its
+#: backward pass, by a letter each, and in which order they are launched.
+_ROOT = "aten::rsqrt"
+_OF_NORM = (
+    f"aten::copy_ aten::to aten::pow aten::mul aten::mean aten::add {_ROOT} ToCopyBackward0 "
+    "PowBackward0 MulBackward0 MeanBackward1 AddBackward0 RsqrtBackward0"
+)
+_LETTERS_OF_NORM = dict(zip(_OF_NORM.split(), b"ccpxmarCPXMAR", strict=True))
+_NORMS = b"c?[px]ma?rx(?:[ca]*x)?c?|(?:X+C*)?X+R*[AM]*P+C*"
+
 #: Without any of them, no work has one of the purposes.
 _MARKS = [
     _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
-    _OF_A_TENSOR, f"^{JOIN}$",
+    _OF_A_TENSOR, f"^{JOIN}$", f"^{_ROOT}$",
 ]  # fmt: skip
 #: A single one may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
@@ -144,6 +155,9 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         :data:`AUTOTUNING` or :data:`SEARCH`. :data:`UPDATES`: compute of optimizer steps
         that mostly multiply matrices; place is the range, call is 1 if collectives run in it.
         :data:`EXTENDED`: copies of a tensor by :data:`JOIN` to add little to it, and to the result.
+        :data:`NORM`: kernels of an RMS norm by separate operators, forward and backward, without
+        the first one of each, which reads and writes every value once, as a fused one does; place
+        is the Python function.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -165,6 +179,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _nan_checks(work, calls, _ranges(trace, names, _IS_NAN), nodes),
         _matrix_updates(work, calls, nodes, steps),
         _extending(trace, work, calls),
+        _norms(trace, work, calls, nodes),
     ]
     return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
 
@@ -335,6 +350,28 @@ def _extending(trace: Trace, work: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     inside = linking.label_by_interval(calls, joins, _THREAD).drop_nulls("interval")
     rows = work[inside["work"]].with_columns(purpose=pl.lit(EXTENDED), call=0)
     return rows.filter(work_kind=COMPUTE)
+
+
+def _norms(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, nodes: pl.DataFrame
+) -> pl.DataFrame:
+    """Kernels of RMS norms by separate operators, without the first one of each."""
+    if not matching(trace.names, [f"^{_ROOT}$"]):
+        return _NONE
+    rows = calls.sort(*_THREAD, "ts", "work")
+    operator = host_code.places_of(trace).operator(rows).cast(pl.String)
+    around = nodes["name"][linking.enclosing(rows, nodes, _THREAD)["slice"]].cast(pl.String)
+    name = pl.coalesce(around.str.replace(BACKWARD, ""), operator)
+    code = name.replace_strict(_LETTERS_OF_NORM, default=0, return_dtype=pl.UInt8)
+    rows = rows.with_columns(name=name, code=code)
+    spans = [match.span() for match in re.finditer(_NORMS, rows["code"].to_numpy().tobytes())]
+    if not spans:
+        return _NONE
+    norms = pl.concat(rows[first + 1 : end].with_columns(call=first) for first, end in spans)
+    place = host_code.python_frames(trace, norms[[*_THREAD, "ts"]]).cast(pl.String)
+    purpose, of_tensor = pl.lit(NORM), pl.lit(1)
+    columns = norms.select("name", "call", place=place, purpose=purpose, of_tensor=of_tensor)
+    return work[norms["work"]].drop("name").hstack(columns)
 
 
 def _extended(dims: str) -> tuple[tuple[int, ...], int, int] | None:
@@ -510,7 +547,8 @@ def fusible_ns(
     them, read and write the same tensors again. Of such a sequence the longest kernel remains; the
     time of the others is an upper bound of the gain. Kernels of TorchInductor are fused already;
     those of attention, of loops with a kernel per tensor, growing copies, and changes of layout
-    are findings of their own. Copies that join tensors are not fused with each other.
+    are findings of their own. Copies that join tensors are not fused with each other. Of an RMS
+    norm (:data:`NORM`) all kernels but the first count, its reductions, too.
 
     Args:
         work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
@@ -523,9 +561,10 @@ def fusible_ns(
         for name, family in kernels.select("name", "family").iter_rows()
     ]
     counts = np.array(pointwise, np.bool_)[number.to_numpy()]
-    saved = np.zeros(work.height, np.int64)
+    start, end = intervals.bounds(work)
+    of_norms = _of_purposes(work, training, NORM)
+    saved = np.where(of_norms, end - start, 0)
     if counts.any():
-        start, end = intervals.bounds(work)
         _, (lane,) = numbering.group_numbers(("device", "stream"), work)
         order = intervals.stable_order(lane, start)
         lane, counts = lane[order], counts[order]
@@ -536,19 +575,20 @@ def fusible_ns(
         joins = joins.to_numpy()[number.to_numpy()][order]
         changes |= joins[1:] & joins[:-1]
         sequence = np.cumsum(np.append(False, changes))
-        kept = counts & ~_of_other_findings(work, training)[order]
+        # attention, loops with a kernel per tensor, and growing copies are findings of their own
+        others = of_norms | _of_purposes(work, training, ATTENTION, ONE_BY_ONE, EXTENDED)
+        kept = counts & ~others[order]
         rows = order[kept]
         saved[rows] = _without_longest((end - start)[rows], sequence[kept])
     return pl.Series("fusible_ns", saved)
 
 
-def _of_other_findings(work: pl.DataFrame, training: pl.DataFrame) -> intervals.Bools:
-    """Mark the kernels of attention, of loops with a kernel per tensor, and growing copies."""
-    elsewhere = pl.col("purpose").is_in([ATTENTION, ONE_BY_ONE, EXTENDED])
+def _of_purposes(work: pl.DataFrame, training: pl.DataFrame, *purposes: str) -> intervals.Bools:
+    """Mark the work of these purposes."""
+    rows = training.filter(pl.col("purpose").is_in(purposes))
     marked: intervals.Bools = np.zeros(work.height, np.bool_)
-    if training.height:
-        match = linking.first_match(training.filter(elsewhere), work, ("device", "start", "end"))
-        marked = match != nesting.ROOT
+    if rows.height:
+        marked = linking.first_match(rows, work, ("device", "start", "end")) != nesting.ROOT
     return marked
 
 
