@@ -18,7 +18,7 @@ from traceanalyzer import schema
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render import FORMS, Form, render
 from traceanalyzer.schema import ON_REQUEST
-from traceanalyzer.trace import sort_events
+from traceanalyzer.trace import issue_rows, sort_events
 
 META = ta.Meta(path="rank0.json", format="chrome-trace")
 #: Images take a tenth of a second each, so that the suite draws those of every fourth analysis.
@@ -171,3 +171,19 @@ def test_steps_without_a_length_are_compared() -> None:
     assert result.measure is not None
     assert (result.measure.name, result.measure.before) == ("step", 0)
     assert result.verdict
+
+
+def test_work_without_a_length_cannot_be_compared() -> None:
+    kernel = {"ts": 5, "dur": 0, "kind": "kernel", "name": "k", "device": 0, "stream": 7}
+    trace = of(kernel, issues=issue_rows([("data_loss", "truncated", 1, None)], None))
+    assert ta.diff(trace, trace).outcome == "cannot be compared"
+
+
+def test_lines_whose_samples_count_nothing() -> None:
+    stacks = table(
+        "stacks",
+        {"id": 0, "name": "main", "file": "/a.py", "line": 1},
+        {"id": 1, "name": "load", "file": "/opt/venv/lib/python3.12/site-packages/b.py"},
+    )
+    rows = ({"ts": 0, "kind": "sample", "stack": n, "weight": 5.0 * n} for n in range(2))
+    assert not any("a.py" in one.title for one in ta.diagnose(of(*rows, stacks=stacks)).findings)

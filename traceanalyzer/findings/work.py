@@ -524,7 +524,8 @@ def _lines(counted: pl.DataFrame) -> pl.DataFrame:
 
     With name, path and ``below``, the samples, of the function below it with most of them.
     """
-    leaves = counted.drop_nulls(LIBRARY[0]).group_by(*LIBRARY, "name", "path")
+    used = counted.drop_nulls(LIBRARY[0]).filter(pl.col("samples") > 0)
+    leaves = used.group_by(*LIBRARY, "name", "path")
     each = largest_first(leaves.agg(pl.col("samples").sum()), "samples", "name", "path")
     lines = each.group_by(LIBRARY, maintain_order=True)
     first = pl.col("name", "path").first(), pl.col("samples").first().alias("below")

@@ -390,7 +390,8 @@ def _value(name: Name, run: Run) -> Value | None:
     if name in ("device", "thread"):
         # as in gpu-idle, so that the parts of the time add up to it
         idle = run.idle if run.idle and run.idle.coverage.on_host == (name == "thread") else None
-        return None if idle is None else Value(idle.span_ns / idle.units.height)
+        units = idle.units.height if idle else 0
+        return Value(idle.span_ns / units) if idle and units else None
     if name == "samples":
         return _samples(run)
     result = run.memory
