@@ -10,8 +10,8 @@ from comm_traces import MS, US, device, host, step, trace
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.gpu_api import Api
+from traceanalyzer.analyzers.common.names import called_in
 from traceanalyzer.analyzers.gpu_idle.activities import Activity, advice_on_host_code
-from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.communication import _of_place
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.run.loop import examine

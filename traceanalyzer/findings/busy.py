@@ -2,15 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import polars as pl
 
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import called_from, called_in, frame_text, launched_by
 from traceanalyzer.analyzers.efficiency import roofs
 from traceanalyzer.analyzers.efficiency.formulas import CONVOLUTION, GEMM
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
@@ -29,6 +28,8 @@ _MATH = "aten::_scaled_dot_product_attention_math"
 _LEAST_PART = 0.05
 _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.2, "critical": 0.5}
 _NAMED = 3
+#: Maximum number of GPUs in a list.
+_MOST_GPUS = 3
 #: Kernels in double precision are the program's purpose if other products take a smaller share.
 _LEAST_OTHERS = 0.1
 #: A GPU is slow in double precision if it is so many times as fast in single precision.
@@ -62,6 +63,8 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
     most = rows["kernel"][0]
     place = result.place(most)
     where = called_in(place) if 2 * rows["ns"][0] >= whole else ""
+    metrics = answers.of(HostMetrics)
+    gpus = [] if metrics is None else metrics.gpus().head(_MOST_GPUS).to_dicts()
     yield Measured(
         title="Matrix multiplications and convolutions in single precision, without tensor cores"
         f"{where}: {time.share(total)}.",
@@ -69,7 +72,7 @@ def _no_tensor_cores(result: Kernels, answers: Answers) -> Iterator[Measured]:
             f"Most time: {most}, {time.text(rows['ns'][0])}{launched_by(place)}.",
             *[f"Attention products ({time.text(products)}) are counted by unfused-attention."]
             * (products > 0),
-            *_of_gpus(answers),
+            *(f"{row['gpu']} while active: {gpu_metrics_text(row)}." for row in gpus),
         ),
         advice=f"Use {answers.program.faster_precision}: it is several times as fast.",
         total_ns=total,
@@ -144,35 +147,6 @@ def _by_name(
         total_ns=total,
         confidence=confidence,
     )
-
-
-def launched_by(place: Mapping[str, Any]) -> str:
-    """Return the operators around the launch call, else the annotation, as a phrase."""
-    operator, outer, annotation = (place.get(k) for k in ("operator", "outer", "annotation"))
-    if operator:
-        node = (outer or operator).removeprefix(_NODE)
-        around = [node] * (outer != operator) + [annotation] * bool(annotation)
-        within = "".join(f" in {name}" for name in around)
-        return f", launched by {operator.removeprefix(_NODE)}{within}"
-    return f", launched in {annotation}" if annotation else ""
-
-
-def called_in(place: Mapping[str, Any]) -> str:
-    """Return the function or annotation around nearly all launches, and the own code, as a phrase.
-
-    `` in set_module_tensor_to_device (accelerate/utils/modeling.py:310), forward (flux.py:480)``.
-    """
-    names = [frame_text(place[k]) for k in ("called", "code") if place.get(k)]
-    return f" in {', '.join(names)}" if names else ""
-
-
-def called_from(place: Mapping[str, Any]) -> list[str]:
-    """Return the line of own code that launches a kernel as sentences."""
-    return [f"Called from {frame_text(place['code'])}."] if place.get("code") else []
-
-
-#: How the autograd engine names the call of a node.
-_NODE = "autograd::engine::evaluate_function: "
 
 
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
@@ -294,7 +268,8 @@ _FUSE_NORMS = (
     {"info": _POINTWISE, "warning": 0.2, "critical": 0.3},
     uses=("gpu_idle",),
 )
-def _memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
+def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    """Yield pointwise kernels that could be fused, and norms by separate operators."""
     time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
     growing = [kernel for kernel, *_ in growing_copies(result, time)]
     kernels = result.heaviest("name").filter(~pl.col("kernel").is_in(growing))
@@ -394,7 +369,8 @@ def _without_peaks(result: Efficiency) -> str | None:
     "efficiency",
     "matrix multiplications and convolutions far from the roof of the GPU",
     f"device time above the roof of shapes below {roofs.FAR_FROM_ROOF:.0%} of it, {OF_STEP}, "
-    "without the kernels that other findings count",
+    "without the kernels that other findings count; the cost is the time above what other products "
+    "of the kind and type reach of the roof",
     {"info": 0.05, "warning": 0.15},
     uses=("gpu_idle", "kernels"),
     lacks=_without_peaks,
@@ -409,6 +385,8 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     reasons = largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")
     known = float(reasons.drop_nulls("why")["lost_ns"].sum())
     yield Measured(
+        size=time.frac((device - roof) * share),
+        cost_frac=time.frac(total),
         title=f"Matrix multiplications and convolutions run at {format_frac(roof / device)} of the "
         f"GPU's limit (its roof): faster kernels save at most {time.share(total)}.",
         evidence=(
@@ -437,7 +415,7 @@ def _unaligned_products(result: Kernels, answers: Answers) -> Iterator[Measured]
     rows = _chosen(result, time, kernel_names.unaligned)
     if not rows["ns"].sum() or not time.whole_ns:
         return
-    if efficiency and _is_found(_far_from_roof, answers):
+    if efficiency and is_found(_far_from_roof, answers):
         reasons = _unclaimed(efficiency, answers)["why"].fill_null("")
         if reasons.str.contains(roofs.UNALIGNED, literal=True).any():
             return
@@ -460,20 +438,29 @@ def _share_in_steps(answers: Answers) -> float:
 
 
 def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
-    """Return products far from the roof, without the calls that other findings count."""
-    far = pl.col("roof_frac") < roofs.FAR_FROM_ROOF
+    """Return products far from the roof, without the calls that other findings count.
+
+    Their ``lost_ns`` is the time above what the other products of their kind, precision and bound
+    reach of the roof, ``reach``; null if there are no others.
+    """
+    far, alike = pl.col("roof_frac") < roofs.FAR_FROM_ROOF, ["kind", "precision", "bound"]
     rows = (result.operators if result.products is None else result.products).filter(
-        pl.col("kind").is_in(_PRODUCT_KINDS), far, "is_exact"
+        pl.col("kind").is_in(_PRODUCT_KINDS), "is_exact"
     )
+    reach = pl.col("roof_ns").sum() / pl.col("device_ns").sum()
+    others = rows.filter(~far).group_by(alike).agg(reach=reach)
+    lost = pl.col("device_ns") - pl.col("roof_ns") / pl.col("reach").fill_null(1.0).clip(None, 1.0)
+    rows = rows.filter(far).join(others, on=alike, how="left", maintain_order="left")
+    rows = rows.with_columns(lost_ns=lost)
     if (kernels := answers.of(Kernels)) is None:
         return rows
-    if _is_found(_no_tensor_cores, answers):
+    if is_found(_no_tensor_cores, answers):
         rows = rows.filter(pl.col("precision") != "fp32")
-    if _is_found(_double_precision, answers):
+    if is_found(_double_precision, answers):
         rows = rows.filter(pl.col("precision") != "fp64")
-    if _is_found(_unfused_attention, answers):
+    if is_found(_unfused_attention, answers):
         rows = rows.filter(~pl.col("operator").is_in(training.PRODUCTS))
-    if _is_found(_recomputed_activations, answers):
+    if is_found(_recomputed_activations, answers):
         once = 1 - pl.col("recomputed_calls") / pl.col("calls")
         rows = rows.with_columns(pl.col("device_ns", "roof_ns", "lost_ns") * once)
     if kernel_names.unaligned(kernels.heaviest("name")["name"].drop_nulls()):
@@ -491,13 +478,9 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
 _ALIGNED = 8
 
 
-def _is_found(rule: Rule, answers: Answers) -> bool:
+def is_found(rule: Rule, answers: Answers) -> bool:
+    """Whether a rule has a finding."""
     return any(rule.severity(one.size or 0.0) for one in rule.judge(answers))
-
-
-def memory_bound_is_found(answers: Answers) -> bool:
-    """Whether memory-bound-kernels is a finding."""
-    return _is_found(_memory_bound_kernels, answers)
 
 
 def _of_shapes(
@@ -513,7 +496,9 @@ def _of_shapes(
         )
     for why, lost_ns in reasons.drop_nulls("why").iter_rows():
         meanings = " and ".join(_REASONS[one] for one in why.split(", "))
-        yield f"{text(lost_ns)} above the roof with {meanings}."
+        yield f"{text(lost_ns)} lost with {meanings}."
+    if (reach := top["reach"][0]) is not None:
+        yield f"Other products reach {format_frac(reach)} of the roof: time above that is lost."
 
 
 def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> str:
@@ -742,22 +727,8 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
     )
 
 
-# --- GPU metrics -----------------------------------------------------------------------------
-
-
-def _of_gpus(answers: Answers) -> Iterator[str]:
-    """Yield GPU metrics of each GPU, if recorded."""
-    if (metrics := answers.of(HostMetrics)) is not None:
-        for row in metrics.gpus().head(_MOST_GPUS).iter_rows(named=True):
-            yield f"{row['gpu']} while active: {gpu_metrics_text(row)}."
-
-
-#: Maximum number of GPUs in a list.
-_MOST_GPUS = 3
-
-
 RULES = (
-    _no_tensor_cores, _double_precision, _unfused_attention, _memory_bound_kernels, _far_from_roof,
+    _no_tensor_cores, _double_precision, _unfused_attention, memory_bound_kernels, _far_from_roof,
     _unaligned_products, _growing_copies, _unfused_optimizer, _tensor_loop, _anomaly_detection,
     _recomputed_activations,
 )  # fmt: skip

@@ -19,13 +19,12 @@ from traceanalyzer.analyzers.comm_outliers.result import (
 )
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.gpu_idle.activities import NO_BUFFERS
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
-from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import (
     EXPOSED,
     LINK,

@@ -8,13 +8,13 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.common.names import called_in
 from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE, OF_PROVIDER
 from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, PEER
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.transfers.result import MIGRATIONS, OF_XLA, Transfers, page_faults
 from traceanalyzer.findings import straggling
-from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import OF_STEP, OPTIMIZER, Answers, Measured, Rule, rule

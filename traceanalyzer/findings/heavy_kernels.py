@@ -10,6 +10,7 @@ from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
+from traceanalyzer.analyzers.common.names import called_from, launched_by
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING, UPDATES
@@ -216,7 +217,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     yield from _matrix_updates(result, answers)
     sums = _kinds(result, time)
     doubles = busy.double_in(result, time)["kernel"]
-    if fused := busy.memory_bound_is_found(answers):
+    if fused := busy.is_found(busy.memory_bound_kernels, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     in_pytorch = result.has_operators and answers.program.pytorch
     others = 0
@@ -229,7 +230,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         advice = remedy if remedy and advice == _PROFILE else advice
-        share, launched = time.frac(row["total_ns"]), busy.launched_by(place)
+        share, launched = time.frac(row["total_ns"]), launched_by(place)
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
         known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
@@ -243,7 +244,7 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                     f"{format_count(row['n'], 'call')}, "
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
                 ),
-                *busy.called_from(place),
+                *called_from(place),
             ),
             advice=advice,
             total_ns=row["total_ns"] - fused * row["fusible_ns"],

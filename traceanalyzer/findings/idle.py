@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.display import places
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
@@ -18,7 +18,6 @@ from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import launching, straggling
-from traceanalyzer.findings.busy import called_in
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.rule import (
     BETWEEN_LAUNCHES,

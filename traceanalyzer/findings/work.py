@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     Difference,
     compare,
 )
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import frame_text, launched_by
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
 from traceanalyzer.findings import memory, serving, straggling
-from traceanalyzer.findings.busy import growing_copies, launched_by
+from traceanalyzer.findings.busy import growing_copies
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,

@@ -4,10 +4,11 @@ import re
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import compress
+from typing import Any
 
 import polars as pl
 from polars.exceptions import ComputeError
@@ -96,6 +97,31 @@ def frame_text(name: str) -> str:
         return built_in[1]
     match = next(filter(None, (frame.match(name) for frame in _FRAMES)), None)
     return f"{match['name']} ({match['file']}:{match['line']})" if match else name
+
+
+def launched_by(place: Mapping[str, Any]) -> str:
+    """Return the operators around the launch call, else the annotation, as a phrase."""
+    operator, outer, annotation = (place.get(k) for k in ("operator", "outer", "annotation"))
+    if operator:
+        node = (outer or operator).removeprefix(BACKWARD[1:])
+        around = [node] * (outer != operator) + [annotation] * bool(annotation)
+        within = "".join(f" in {name}" for name in around)
+        return f", launched by {operator.removeprefix(BACKWARD[1:])}{within}"
+    return f", launched in {annotation}" if annotation else ""
+
+
+def called_in(place: Mapping[str, Any]) -> str:
+    """Return the function or annotation around nearly all launches, and the own code, as a phrase.
+
+    `` in set_module_tensor_to_device (accelerate/utils/modeling.py:310), forward (flux.py:480)``.
+    """
+    names = [frame_text(place[k]) for k in ("called", "code") if place.get(k)]
+    return f" in {', '.join(names)}" if names else ""
+
+
+def called_from(place: Mapping[str, Any]) -> list[str]:
+    """Return the line of own code that launches a kernel as sentences."""
+    return [f"Called from {frame_text(place['code'])}."] if place.get("code") else []
 
 
 def named(events: pl.DataFrame | Sequence[str], patterns: Sequence[str]) -> pl.Expr:
