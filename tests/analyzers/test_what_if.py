@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
@@ -17,7 +18,7 @@ from benchmarks.accuracy.cases import Plan, program_of
 from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
-from traceanalyzer.analyzers.replay import changes, engine, follow
+from traceanalyzer.analyzers.replay import changes, engine, follow, sample
 from traceanalyzer.analyzers.replay.program import _coincidences, measure
 from traceanalyzer.analyzers.what_if import Options, ReplayOptions, replay
 from traceanalyzer.errors import MissingData, OptionError
@@ -38,16 +39,22 @@ def training(
     first: int = 0,
     returns: int = 3 * US,
     loading: tuple[str, str] = ("user_annotation", LOADER),
+    loads: dict[int, int] | None = None,
+    steps: int = STEPS,
     **launcher: int,
 ) -> Trace:
     """Return steps of data loading, one kernel and, with another rank, an all_reduce of 100 us.
+
+    ``loads`` has the time of loading in some steps.
 
     The recording begins with the step ``first``. A synchronising call ends ``returns`` after the
     work.
     """
     events: list[dict[str, Any]] = []
     at = free = 0
-    for number in range(STEPS):
+    usual = load
+    for number in range(steps):
+        load = (loads or {}).get(number, usual)
         begin, ids = at, {"correlation": 10 * number + 1}
         events = events if number > first else []
         events.append(host(*loading, at, load - 2 * US))
@@ -190,10 +197,90 @@ def test_too_much_work_is_refused_before_its_program_is_built(
 ) -> None:
     one = training()
     assert replay.measure(one, ReplayOptions()).work.height == STEPS
-    monkeypatch.setattr(replay, "MOST_WORK", STEPS - 1)
-    monkeypatch.setattr(replay.program, "measure", pytest.fail)
+    monkeypatch.setattr(sample, "MOST_WORK", sample.LEAST_STEPS - 1)
+    assert ta.what_if(one).kernels == STEPS  # on request, all of it is replayed
+    monkeypatch.setattr(sample.program, "measure", pytest.fail)
     with pytest.raises(MissingData):
         replay.measure(one, ReplayOptions())
+
+
+def varying(rank: int, steps: int = 20, seldom: int | None = None) -> Trace:
+    """Return steps of two ranks with other data loading in each step; seldom, one is slow."""
+    loads = {number: 2 * MS + number * 37 % 5 * 10 * US for number in range(steps)}
+    other = {number: ns + (MS if number == seldom else 0) for number, ns in loads.items()}
+    return training(rank=rank, loads=other if rank else loads, other_load=2 * MS, steps=steps)
+
+
+@pytest.mark.parametrize("most", [24, 28])
+def test_a_sample_of_the_steps_gains_as_much_as_all(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks with two kernels a step: 6 or 7 of 20 steps, the first and last not counted."""
+    ranks = [varying(rank) for rank in (0, 1)]
+    gains = {row["change"]: row["gain_frac"] for row in ta.what_if(ranks).changes.to_dicts()}
+    waits = dict(ta.critical_path(ranks).classes.select("kind", "time_frac").iter_rows())
+    (whole,) = (one for one in ta.diagnose(ranks).findings if one.id == "data-loading")
+    monkeypatch.setattr(sample, "MOST_WORK", most)
+    result = ta.what_if(ranks)
+    assert (result.kernels, result.steps.filter(run="recorded").height) == (most, most // 4 - 2)
+    assert "of 20 steps" in result.sampled
+    for row in result.changes.to_dicts():
+        assert row["gain_frac"] == pytest.approx(gains[row["change"]], abs=0.005)
+    path = ta.critical_path(ranks)
+    assert path.steps == most // 4 - 2
+    for row in path.classes.to_dicts():
+        assert row["time_frac"] == pytest.approx(waits[row["kind"]], abs=0.02)
+    (one,) = (one for one in ta.diagnose(ranks).findings if one.id == "data-loading")
+    assert (one.gain_basis, one.cost_ns) == ("replay", whole.cost_ns)
+    assert one.gain_frac == pytest.approx(whole.gain_frac, rel=0.02)
+
+
+def test_ranks_are_sampled_in_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that recorded fewer steps, and one with less work than the limit."""
+    ranks = [varying(0), varying(1, steps=12)]
+    whole = [measure(one) for one in ranks]
+    monkeypatch.setattr(sample, "MOST_WORK", 30)
+    parts = [sample.measure(one) for one in ranks]
+    assert [one.steps.height for one in parts] == [15, 12]
+    shared = sample.common(parts)
+    names = [one.steps["step"].to_list() for one in shared]
+    assert names[0] == names[1]
+    assert sum(one.work.height for one in shared) <= 30
+    for cut, one in zip(shared, sample.common(whole), strict=True):
+        both = cut.work.join(one.work, on="start")
+        assert both.height >= 8
+        assert both["latency_ns"].to_list() == both["latency_ns_right"].to_list()
+    assert engine.checked_replay(engine.job_of(parts))[1] == pytest.approx(0, abs=0.01)
+
+
+def test_time_that_is_lost_outside_the_sample_gains_at_most_its_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loads = {2: 60 * MS}
+    one = training(load=50 * US, loads=loads, steps=20)
+    (found,) = (one for one in ta.diagnose(one).findings if one.id == "data-loading")
+    assert found.gain_basis == "replay"
+    monkeypatch.setattr(sample, "MOST_WORK", 6)
+    (found,) = (one for one in ta.diagnose(one).findings if one.id == "data-loading")
+    assert (found.gain_basis, found.gain_ns) == ("bound", found.cost_ns)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=4, max_size=30),
+    st.integers(4, 100),
+    st.lists(st.integers(1, 99), min_size=30, max_size=30),
+)
+@settings(max_examples=50)
+def test_a_sample_is_below_the_limit(counts: list[int], most: int, lengths: list[int]) -> None:
+    ends = np.cumsum(lengths[: len(counts)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sample, "MOST_WORK", most)
+        chosen = sample.typical(np.array(counts), ends)
+    if chosen is None:
+        assert min(sum(counts[n : n + 4]) for n in range(len(counts) - 3)) > most
+    else:
+        assert len(chosen) >= 4
+        assert sum(counts[n] for n in chosen) <= most
 
 
 def in_layers(rank: int, pause: int = 4 * MS, extra: int = 0) -> Trace:

@@ -29,6 +29,7 @@ from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
 from traceanalyzer.findings.straggling import MOVE_LAYERS
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import Finding
 from traceanalyzer.units import format_frac, format_ns
 
@@ -48,6 +49,8 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict
 )
 #: Rules about slow kernels: their names, and how many times as fast they can be.
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
+#: A finding whose lost time is so many times as rare in a sample of steps is not in it.
+_RARE = 4
 #: Rules about waits for the device: without them the host runs ahead. It may then overlap more
 #: than the idle time of the finding, by at most this factor.
 _WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2
@@ -72,6 +75,7 @@ class Gains:
         together_frac: the same as a share of the step.
         error_frac: relative error of the replay without a change; None if nothing was replayed.
         why: why nothing was replayed.
+        sampled: which steps are replayed; empty if all are.
     """
 
     findings: tuple[Finding, ...]
@@ -80,6 +84,7 @@ class Gains:
     together_frac: float = 0.0
     error_frac: float | None = None
     why: str = ""
+    sampled: str = ""
 
 
 def with_gains(
@@ -101,12 +106,16 @@ def with_gains(
     if not _is_complete(replay, answers):
         return Gains(bounds, why="not all ranks can be replayed")
     step_ns = time.whole_ns / time.windows.height
-    kept, without, removed, beyond = [], [], [], 0.0
+    counted = _counted(replay, time, replay.job.step_names[1:])
+    kept, without, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
-        frac = _gain_frac(one, replay, time)
+        inside, factor = _of_sample(one, replay, time)
+        frac = _gain_frac(inside, replay, counted) if factor else None
         if frac is None:
             kept.append(one)
             continue
+        more += (factor - 1) * frac
+        frac *= factor
         off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
@@ -122,12 +131,41 @@ def with_gains(
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
         kept.append(replace(known, severity=severity))
         if frac >= NO_GAIN:
-            removed.append(one)
+            removed.append(inside)
     together = 0.0
     if len(removed) > 1:
         largest = max(one.gain_frac or 0.0 for one in kept if one.gain_basis == "replay")
-        together = max(_share(removed, replay, time) - beyond, largest)
-    return Gains(tuple(kept), tuple(without), together * step_ns, together, replay.error_frac)
+        together = max(_share(removed, replay, counted) + more - beyond, largest)
+    return Gains(
+        tuple(kept), tuple(without), together * step_ns, together, replay.error_frac,
+        sampled=replay.job.sampled,
+    )  # fmt: skip
+
+
+def _counted(replay: Replay, time: DeviceTime, names: Sequence[str]) -> DeviceTime:
+    """Return the time of steps of a sample; otherwise of all."""
+    if not replay.job.sampled:
+        return time
+    return replace(time, windows=time.windows.filter(pl.col("step").is_in(names)))
+
+
+def _of_sample(one: Finding, replay: Replay, time: DeviceTime) -> tuple[Finding, float]:
+    """Return a finding with its intervals in a sample of the steps, and a factor for its gain.
+
+    factor = lost time per time of all steps / lost time per time of the counted steps of the
+    sample; 0 if the sample has less than a quarter of what is usual.
+    """
+    if not replay.job.sampled or one.intervals is None or one.intervals.is_empty():
+        return one, 1.0
+    names = replay.job.step_names
+    of_sample = [_counted(replay, time, some).windows for some in (names, names[1:])]
+    rows = one.intervals.with_columns(start="start_ns", end="end_ns")
+    windows = [time.windows, *of_sample]
+    in_all, replayed, counted = intervals.overlaps(rows, windows, DEVICE)
+    whole, _, some = (int((each["end"] - each["start"]).sum()) for each in windows)
+    lost, expected = int(counted.sum()), int(in_all.sum()) * some / max(whole, 1)
+    factor = expected / lost if 0 < expected < _RARE * lost else 0.0
+    return replace(one, intervals=one.intervals.filter(replayed > 0)), factor
 
 
 def _bound(one: Finding, rule: Rule) -> Finding:
@@ -270,6 +308,11 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     error = format_frac(abs(gains.error_frac))
     meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
     texts = [f"{meaning} (unchanged, it differs from the recording by {error}; see what-if)."]
+    if gains.sampled:
+        texts.append(
+            f"Gains are those of {gains.sampled}, times the lost time of all steps / that of these "
+            "steps: there is more device work than diagnose replays."
+        )
     if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in replayed):
         mean = "the cost is the mean of all GPUs, but a step ends with the slowest one, and "
         mean *= time.windows.n_unique(DEVICE) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers import arrivals
+from traceanalyzer.analyzers.replay import sample
 from traceanalyzer.analyzers.replay.follow import Durations, Flow, Moments, follow
 from traceanalyzer.analyzers.replay.program import OF_CALLS, Floats, Ints, Program
 from traceanalyzer.errors import MissingData
@@ -164,11 +166,26 @@ class Job:
 
     @cached_property
     def step_names(self) -> list[str]:
-        """The steps that all ranks recorded; if names differ, those of the rank with most."""
+        """The steps that all ranks recorded; if names differ, those of the rank with most.
+
+        Without the last one of a sample.
+        """
         names = [program.steps["step"].to_list() for program in self.programs]
         longest, of_all = max(names, key=len), set[str].intersection(*map(set, names))
         common = [name for name in longest if name in of_all]
+        if any(one.is_sample for one in self.programs) and len(self.begins) == 1:
+            common = common[:-1]
         return [name or "" for name in (common if len(common) >= _LEAST_STEPS else longest)]
+
+    @property
+    def sampled(self) -> str:
+        """Which steps are counted: ``4 of 20 steps (12 to 15)``; empty if all are replayed."""
+        if not any(one.is_sample for one in self.programs):
+            return ""
+        names = self.step_names[len(self.begins) == 1 :]
+        ends = [re.findall(r"\d+|$", name)[-2:][0] or name for name in (names[0], names[-1])]
+        recorded = max(one.recorded_steps for one in self.programs)
+        return f"{len(names):,} of {recorded:,} steps ({ends[0]} to {ends[1]})"
 
     @cached_property
     def step_numbers(self) -> list[Ints]:
@@ -233,8 +250,10 @@ class Times(NamedTuple):
 
 
 def job_of(programs: Sequence[Program]) -> Job:
-    """Join the programs of all ranks."""
-    ordered = sorted(programs, key=lambda one: (one.rank is None, one.rank or 0, one.path))
+    """Join the programs of all ranks, of a sample of the steps if they are too large."""
+    ordered = sample.common(
+        sorted(programs, key=lambda one: (one.rank is None, one.rank or 0, one.path))
+    )
     members = _members(ordered)
     shifts, aligned = _shifts(ordered, members)
     members = _on_axis(members, shifts)

@@ -115,6 +115,7 @@ class Program(clocks.Origin):
         waits: work (row) or call (row), and after, the row of work that it waits for; inferred.
         steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
         ranges: names of annotations.
+        recorded_steps: number of steps of the recording; ``steps`` may be a :mod:`.sample`.
         missing: number of rows of work without a launch call.
         unread_events: the events that streams wait for are in arguments that were not read.
         apart: the steps were not recorded one after another.
@@ -127,6 +128,7 @@ class Program(clocks.Origin):
     waits: pl.DataFrame
     steps: pl.DataFrame
     ranges: tuple[str, ...]
+    recorded_steps: int
     missing: int
     unread_events: bool
     apart: bool
@@ -137,6 +139,11 @@ class Program(clocks.Origin):
         """Which rows of work are sends and receives: without the data, the next work cannot run."""
         pairs = self.work["collective"].cast(pl.String).str.contains(POINT_TO_POINT)
         return pairs.fill_null(value=False).to_numpy()
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether not all recorded steps are replayed."""
+        return self.steps.height < self.recorded_steps
 
     @property
     def on_host(self) -> bool:
@@ -164,8 +171,10 @@ def more_with_graphs(parts: Sequence[Program], options: AnalyzerOptions) -> Need
     return replace(wanted, kinds=wanted.kinds | {"flow"})
 
 
-def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
-    """Return the program of the rank of a trace.
+def measure(
+    trace: Trace, _options: AnalyzerOptions | None = None, steps: pl.DataFrame | None = None
+) -> Program:
+    """Return the program of the rank of a trace, with these steps or those found in it.
 
     Raises:
         MissingData: neither device work nor operators, or too few launch calls, were recorded.
@@ -176,7 +185,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
     launched_by = launch_rows(trace, work)
     _require_launches(trace, launched_by)
     collectives = communication(trace)
-    steps = device_steps.device_steps(trace)
+    steps = device_steps.device_steps(trace) if steps is None else steps
     calls = _calls(trace, launched_by, collectives, steps)
     order, call = _launch_order(calls, work, launched_by)
     work, call = work[order], call[order]
@@ -207,6 +216,7 @@ def measure(trace: Trace, _options: AnalyzerOptions | None = None) -> Program:
         waits=pl.concat([edges, blocking, paused], how="diagonal"),
         steps=steps,
         ranges=tuple(ranges.to_list()),
+        recorded_steps=steps.height,
         missing=int((call < 0).sum()),
         unread_events=has_events and "args" not in trace.events.columns,
         apart=_apart(steps["step"].to_list()),
@@ -231,8 +241,9 @@ def _of_host(trace: Trace) -> Program:
         work=work.drop("awaited", "called").with_columns(
             rest_ns=pl.Series(rest), after=pl.Series(chain), range=of_work
         ),
-        waits=host.waits(calls, work), steps=steps, ranges=tuple(ranges.to_list()), missing=0,
-        unread_events=False, apart=_apart(steps["step"].to_list()), hint="",
+        waits=host.waits(calls, work), steps=steps, ranges=tuple(ranges.to_list()),
+        recorded_steps=steps.height, missing=0, unread_events=False,
+        apart=_apart(steps["step"].to_list()), hint="",
     )  # fmt: skip
 
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from traceanalyzer.analyzers import critical_path as path
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.registry import REPLAY
-from traceanalyzer.analyzers.replay import path
 from traceanalyzer.analyzers.timeline.alignment import Recorded
 from traceanalyzer.analyzers.timeline.states import with_peers
 from traceanalyzer.analyzers.what_if.replay import Replay

@@ -8,10 +8,10 @@ from functools import cached_property
 
 import polars as pl
 
+from traceanalyzer.analyzers import critical_path as longest
 from traceanalyzer.analyzers.common.columns import largest_first, left_join, ratio
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
-from traceanalyzer.analyzers.replay import path as longest
 from traceanalyzer.analyzers.timeline import Order
 from traceanalyzer.analyzers.timeline.states import MOST, NAMES, STATE, coarser
 from traceanalyzer.drawings import ON_PATH, Lanes

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.device_work import COMPUTE
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, compare
-from traceanalyzer.analyzers.replay import changes, engine, program
+from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, Change
 from traceanalyzer.analyzers.replay.engine import Job, Times
 from traceanalyzer.analyzers.replay.program import Floats, Program
@@ -59,6 +59,7 @@ class WhatIf(Result):
         inferred: number of those that are not recorded but inferred.
         hint: how to record them, or empty.
         missing: number of kernels and copies without a launch call.
+        sampled: which steps are replayed (``4 of 20 steps (12 to 15)``); empty if all are.
         one_by_one: steps were not recorded one after another; each is replayed alone.
         pipeline: the schedule of a pipeline, or None.
         world_size: number of ranks of the job, or None.
@@ -87,6 +88,7 @@ class WhatIf(Result):
     inferred: int
     hint: str
     missing: int
+    sampled: str
     one_by_one: bool
     pipeline: Schedule | None
     world_size: int | None
@@ -103,7 +105,8 @@ def _verdict(result: WhatIf) -> str:
 def _of_changes(result: WhatIf) -> str:
     steps = result.steps.filter(pl.col("run") == "recorded").height
     taken = format_ns(result.recorded_ns)
-    counted = f"mean of {steps}" if result.one_by_one else f"mean of {steps} after the first"
+    counted = f"mean of {result.sampled or steps}"
+    counted += " after the first" * (not (result.one_by_one or result.sampled))
     step = f"A step takes {taken} ({counted})." if steps > 1 else f"The run takes {taken}."
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
@@ -169,6 +172,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
             f"Kernels and copies without a recorded launch call: {result.missing:,}; they follow "
             "the work before them."
         )
+    yield from of_sample(result.sampled)
     if result.one_by_one:
         yield "Only some steps were recorded: each one is replayed alone."
     if result.world_size and result.ranks < result.world_size:
@@ -176,6 +180,12 @@ def _notes(result: WhatIf) -> Iterator[str]:
             f"{result.ranks} of {result.world_size} ranks were given: waiting for the others "
             "counts as time of transfers."
         )
+
+
+def of_sample(steps: str) -> Iterator[str]:
+    """Say which steps are replayed if not all are."""
+    if steps:
+        yield f"There is much device work, so {steps} of typical length are replayed."
 
 
 def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
@@ -272,6 +282,7 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
         inferred=int(waits.sum()),
         hint=job.programs[0].hint,
         missing=sum(one.missing for one in job.programs),
+        sampled=job.sampled,
         one_by_one=len(job.begins) > 1,
         pipeline=schedule(job, stages),
         world_size=max((one.world_size or 0 for one in job.programs), default=0) or None,
@@ -279,7 +290,7 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
 
 
 WHAT_IF = Analyzer(
-    "what_if", Options, program.NEEDS, program.measure, combine,
+    "what_if", Options, program.NEEDS, sample.measure, combine,
     more=program.more_with_graphs, of_one_job="only",
 )  # fmt: skip
 

@@ -2,25 +2,22 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
 from traceanalyzer.analyzers.common.clocks import OWNER
-from traceanalyzer.analyzers.common.device_work import work_rows
-from traceanalyzer.analyzers.replay import changes, engine, path, program
+from traceanalyzer.analyzers.critical_path import longest_path
+from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.engine import Job, Weights
 from traceanalyzer.analyzers.replay.program import Ints, Program
 from traceanalyzer.analyzers.what_if import ReplayOptions
-from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result
-from traceanalyzer.trace import Trace
 
 _ENDS = ("start", "end")
-#: A run with more device work is replayed by ``what-if`` only.
-MOST_WORK = 200_000
 #: Through more device work, a path takes longer to find than a timeline.
 MOST_DRAWN = 50_000
 
@@ -31,8 +28,8 @@ class Replay(Result):
 
     Attributes:
         job: the programs of all ranks.
-        whole_ns: how long the replay without a change takes, from the first launch or work to the
-            end of the last step (or work).
+        whole_ns: how long the replay without a change takes, from the first launch or work (of a
+            sample: from the end of its first step) to the end of the last step (or work).
         error_frac: its relative error.
         waits_for_others: calls of the host wait for something that was not recorded.
         times: start and end of all work and calls without a change.
@@ -91,7 +88,7 @@ class Replay(Result):
 
         The device is null on the host. Start and end are on the clock of the file, in ns.
         """
-        rows = path.longest_path(self.job, self.times)
+        rows = longest_path(self.job, self.times)
         programs = pl.DataFrame(
             {
                 "program": range(len(self.job.programs)),
@@ -153,26 +150,7 @@ def _whole_ns(job: Job, times: Sequence[engine.Times]) -> float:
     bounds = engine.step_bounds(job, times)
     if len(job.begins) > 1:
         return float(sum(end - begin for begin, end in bounds))
-    return float(bounds[-1][1] - job.begins[0])
-
-
-def measure(trace: Trace, _options: ReplayOptions) -> Program:
-    """Return the program of the rank of a trace.
-
-    Raises:
-        MissingData: it cannot be replayed, or not in the time that ``diagnose`` has.
-    """
-    _require_few(len(work_rows(trace)))
-    one = program.measure(trace)
-    _require_few(one.work.height)
-    return one
-
-
-def _require_few(count: int) -> None:
-    if count > MOST_WORK:
-        raise MissingData(
-            f"{count:,} kernels and copies take long to replay; traceanalyzer what-if does it"
-        )
+    return float(bounds[-1][1] - (bounds[0][0] if job.sampled else job.begins[0]))
 
 
 def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
@@ -181,13 +159,15 @@ def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
     Raises:
         MissingData: the replay differs too much from the recording, or there is too much work.
     """
-    _require_few(sum(one.work.height for one in parts))
-    job = engine.job_of(parts)
+    some = sample.common(parts)
+    sample.require_few(sum(one.work.height for one in some))
+    job = engine.job_of(some)
     times, error = engine.checked_replay(job)
     others = bool(changes.unexplained(job.timed[0]).any())
     return Replay(job, _whole_ns(job, times), error, others, times)
 
 
+measure = partial(sample.measure, is_limited=True)
 WHAT_IF_REPLAY = Analyzer(
     "what_if_replay", ReplayOptions, program.NEEDS, measure, combine, more=program.more
 )

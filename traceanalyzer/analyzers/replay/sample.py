@@ -1,0 +1,156 @@
+"""A sample of the steps, for runs with more device work than is replayed.
+
+It consists of steps that follow each other, the same ones of all ranks. Its first and last step are
+replayed but not counted: they depend on steps that are not replayed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
+from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.analyzers.replay import program
+from traceanalyzer.analyzers.replay.program import Program
+from traceanalyzer.errors import MissingData
+from traceanalyzer.frames import nesting
+from traceanalyzer.trace import Trace, in_spans
+
+#: Of a run with more device work on all ranks, a sample of the steps is replayed.
+MOST_WORK = 200_000
+#: Fewer steps are no sample.
+LEAST_STEPS = 4
+#: Each rank of a job keeps an equal share for at most so many ranks; fewer steps remain later.
+_MOST_SHARES = 8
+#: Samples whose time differs by less from the median are typical.
+_TYPICAL = 0.02
+
+
+def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> Program:
+    """Return the program of the rank of a trace, or of a sample of its steps.
+
+    Raises:
+        MissingData: no program is known; or, with ``is_limited``, it is above the limit.
+    """
+    work = device_work(trace)
+    if work.height <= MOST_WORK:
+        return program.measure(trace)
+    steps = device_steps(trace)
+    launched_by = launch_rows(trace, work)
+    known = launched_by != nesting.ROOT
+    launched = trace.events["ts"][np.maximum(launched_by, 0)].set(pl.Series(~known), None)
+    number = launching_step(steps, launched, work["start"])
+    counts = np.bincount(number.drop_nulls().to_numpy(), minlength=steps.height)
+    chosen = typical(counts, steps["end"].to_numpy(), trace.meta.world_size or 1)
+    if chosen is None:
+        require_few(work.height * is_limited)
+        return program.measure(trace)
+    some = steps[chosen]
+    of_sample = number.is_in(chosen).fill_null(value=False).to_numpy()
+    begin, until, end = some.select("host_start", "host_end", "end").row(-1)
+    begin = some["host_start"][0]
+    on_device = pl.col("device").is_not_null() & in_spans([(begin, end)])
+    is_kept = in_spans([(begin, until)], with_start=True) | on_device
+    kept = trace.events.select(is_kept).to_series().to_numpy(writable=True)
+    kept[work["event"].to_numpy()] = of_sample
+    kept[launched_by[of_sample & known]] = True
+    one = program.measure(trace.select(pl.lit(pl.Series(kept))), steps=some)
+    return replace(one, recorded_steps=steps.height)
+
+
+def typical(counts: Any, ends: Any, ranks: int = 1) -> range | None:
+    """Return as many typical steps as stay below the limit; None if four are above it.
+
+    Of all runs of so many steps, those with a time within 2 % of the median are typical; of these,
+    the one next to the middle of the recording.
+
+    Args:
+        counts: device work of each step.
+        ends: when each step ends.
+        ranks: number of ranks of the job.
+    """
+    until = np.append(0, np.cumsum(counts))
+    each = max(until[-1] / max(len(counts), 1), 1)
+    most = max(MOST_WORK // min(ranks, _MOST_SHARES) // each, LEAST_STEPS)
+    for size in range(int(min(most, len(counts))), LEAST_STEPS - 1, -1):
+        lengths = ends[size - 1 :] - ends[: len(ends) - size + 1]
+        fitting = until[size:] - until[:-size] <= MOST_WORK
+        usual = np.sort(lengths[fitting])[fitting.sum() // 2] if fitting.any() else 0
+        first = np.flatnonzero(fitting & (abs(lengths - usual) <= _TYPICAL * usual))
+        if first.size:
+            chosen = int(first[np.argmin(abs(first - (lengths.size - 1) / 2))])
+            return range(chosen, chosen + size)
+    return None
+
+
+def require_few(count: int) -> None:
+    """Require no more device work than is replayed.
+
+    Raises:
+        MissingData: there is more.
+    """
+    if count > MOST_WORK:
+        raise MissingData(
+            f"{count:,} kernels and copies in so few or long steps take long to replay; "
+            "traceanalyzer what-if does it"
+        )
+
+
+def common(programs: Sequence[Program]) -> Sequence[Program]:
+    """Return the programs of all ranks, of the same steps if any is a sample or all are too large.
+
+    Raises:
+        MissingData: the samples of the ranks have too few steps in common.
+    """
+    is_sample = any(one.is_sample for one in programs)
+    if not is_sample and sum(one.work.height for one in programs) <= MOST_WORK:
+        return programs
+    names = [one.steps["step"].to_list() for one in programs]
+    shared = [name for name in names[0] if name and all(name in one for one in names)]
+    rows = [[of_rank.index(name) for name in shared] for of_rank in names]
+    counts = np.zeros(len(shared), np.int64)
+    for one, of_rank in zip(programs, rows, strict=True):
+        steps = one.work["step"].drop_nulls().to_numpy()
+        counts += np.bincount(steps, minlength=one.steps.height)[of_rank]
+    chosen = typical(counts, programs[0].steps["end"].to_numpy()[rows[0]])
+    if chosen is not None:
+        return [
+            _cut(one, of_rank[chosen[0]], of_rank[chosen[-1]])
+            for one, of_rank in zip(programs, rows, strict=True)
+        ]
+    if is_sample:
+        raise MissingData("the ranks have too few steps in common to replay a sample of them")
+    return programs
+
+
+def _cut(one: Program, first: int, last: int) -> Program:
+    """Return the program of some of its steps, the last one included."""
+    steps = one.steps[first : last + 1]
+    if steps.height == one.steps.height:
+        return one
+    is_work = one.work["step"].is_between(first, last).fill_null(value=False)
+    within = pl.col("start").is_between(steps["host_start"][0], steps["host_end"][-1])
+    launches = one.work["call"].filter(is_work).drop_nulls().implode()
+    is_call = one.calls.select(within | pl.int_range(pl.len()).is_in(launches)).to_series()
+
+    def moved(name: str, rows: pl.DataFrame, kept: pl.Series) -> pl.Series:
+        number = (kept.cum_sum().cast(pl.Int64) - 1).set(~kept, None)
+        return number.gather(rows[name].cast(pl.Int64).replace(-1, None)).alias(name)
+
+    work, waits = one.work.filter(is_work), one.waits
+    step = pl.when(pl.col("step").is_between(first, last)).then(pl.col("step") - first)
+    ends = moved("work", waits, is_work), moved("call", waits, is_call)
+    waits = waits.with_columns(*ends, moved("after", waits, is_work))
+    return replace(
+        one,
+        calls=one.calls.filter(is_call).with_columns(step=step),
+        work=work.with_columns(
+            moved("after", work, is_work).fill_null(-1), moved("call", work, is_call), step=step
+        ),
+        waits=waits.filter(pl.col("after") >= 0, pl.any_horizontal(pl.col("work", "call") >= 0)),
+        steps=steps,
+    )
