@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
+import polars.selectors as cs
 import pytest
 from any_trace import QUESTIONS, any_trace
 from damage import SHARE
@@ -26,10 +27,13 @@ DATA: tuple[Form, ...] = ("table", "csv", "json", "sqlite", "html")
 
 
 def answers(inputs: Any, name: str, forms: tuple[Form, ...]) -> bool:
-    """Return whether an analysis gives a result; its errors have one line."""
+    """Return whether an analysis gives a result, all numbers finite; its errors have one line."""
     try:
         result = QUESTIONS[name](inputs)
         assert result.verdict
+        for one in result.tables:
+            numbers = one.frame.select(cs.float()).unpivot()["value"]
+            assert numbers.is_finite().all(), one.name
         for form in forms:
             assert render(result, form, top=5)
     except TraceAnalyzerError as error:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, overload
 
 import polars as pl
+import polars.selectors as cs
 
 from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
@@ -37,7 +38,7 @@ class Table:
     Attributes:
         name: key in JSON, file suffix in a folder of CSVs.
         title: heading of the table.
-        frame: all rows and columns, raw units, for programs.
+        frame: all rows and columns, raw units, for programs; NaN and infinity become null.
         columns: displayed columns and their headings, in order. The unit of a value follows from
             the suffix of its column: ``_ns`` times, ``_bytes`` sizes, ``_frac`` ratios in percent,
             ``_gbps`` 10^9 bytes per second, ``_tflops`` 10^12 FLOP/s. Empty: data that is
@@ -64,6 +65,11 @@ class Table:
     alike: tuple[tuple[str, ...], ...] = ()
     hide_first: tuple[str, ...] | None = ()
     sentences: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # a share of nothing is unknown
+        known = pl.when(cs.float().is_finite()).then(cs.float())
+        object.__setattr__(self, "frame", self.frame.with_columns(known))
 
     @property
     def hiding_order(self) -> tuple[str, ...]:

@@ -170,3 +170,13 @@ def test_ties_of_places_are_sorted_by_name() -> None:
     assert values["operator"].to_list() == ["a"]
     more = most_launched_in(result, calls, {"operator": pl.Series(["b", "a", "b", None, None])})
     assert more["operator"].to_list() == ["b"]
+
+
+def test_calls_with_a_negative_duration_are_not_used() -> None:
+    events = [device("k", at, 5, correlation=at) for at in (20, 60)]
+    calls = [
+        host("cuda_runtime", "cudaLaunchKernel", at - 10, dur, correlation=at)
+        for at, dur in ((20, 4), (60, -4))
+    ]
+    (call,) = launches(trace([*events, *calls])).calls.by_name.to_dicts()
+    assert (call["launches"], call["max_call_ns"], call["mean_call_ns"]) == (1, 4, 4)

@@ -9,6 +9,7 @@ from functools import cached_property
 import polars as pl
 
 from traceanalyzer.analyzers.common import display, kernel_names
+from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import Basis, headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS, STEP
@@ -636,7 +637,7 @@ def _causes(result: GpuIdle) -> Table:
         counted = pl.col("cause").cast(pl.String).replace_strict(result.counted_by_cause)
         frame = frame.with_columns(
             each_ns=(counted / result.basis.n).round().cast(pl.Int64),
-            step_frac=counted / result.basis.whole_ns,
+            step_frac=counted / (result.basis.whole_ns or None),
         )
         columns = headings(
             f"why: cause, each_ns: per {result.basis.per or 'step'}, step_frac: of step time, "
@@ -651,7 +652,7 @@ def _causes(result: GpuIdle) -> Table:
 
 def _units(result: GpuIdle) -> Table:
     frame = _with_idle(result.units, "span_ns", busy_frac=f"{causes.BUSY}_ns").with_columns(
-        idle_frac=pl.col("idle_ns") / pl.col("span_ns")
+        idle_frac=ratio("idle_ns", "span_ns")
     )
     columns = _nonzero(
         frame,
@@ -745,7 +746,7 @@ def _with_idle(frame: pl.DataFrame, span_ns: str, **shares: str) -> pl.DataFrame
         span.alias(span_ns),
         idle.alias("idle_ns"),
         other_ns=idle - pl.col(f"{causes.DATALOADING}_ns") - pl.col(f"{causes.BATCH_COPY}_ns"),
-        **{name: pl.col(column) / span for name, column in shares.items()},
+        **{name: ratio(column, span) for name, column in shares.items()},
     )
 
 

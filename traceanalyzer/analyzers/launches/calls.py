@@ -50,7 +50,8 @@ def with_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """
     rows = launch_rows(trace, work)
     launch = nesting.row_numbers(rows, "launch")
-    calls = trace.events.select("pid", "tid", "name", "ts", end=pl.col("ts") + pl.col("dur"))
+    end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
+    calls = trace.events.select("pid", "tid", "name", "ts", end=end)
     ended = calls["end"][launch]
     if ended.null_count() > launch.null_count():  # a call without an end is not used
         launch = launch.zip_with(ended.is_not_null(), pl.Series([None], dtype=launch.dtype))
