@@ -151,12 +151,9 @@ def _overhead(trace: Trace, pattern: str) -> pl.DataFrame | None:
 
 def runtime_calls(trace: Trace) -> pl.DataFrame:
     """Return all runtime and driver calls by start: event, pid, tid, name, start, end."""
-    call = of_kinds(LAUNCH_KINDS) & (pl.col("dur") >= 0)
-    is_call = trace.events.select(call).to_series()
-    event = is_call.arg_true().alias("event")
-    calls = trace.events[["pid", "tid", "name", "ts", "dur"]].filter(is_call)
-    end = pl.col("ts") + pl.col("dur")
-    return calls.select(event, "pid", "tid", "name", start="ts", end=end)
+    rows = trace.events[["kind", "pid", "tid", "name", "ts", "dur"]].with_row_index("event")
+    calls = rows.filter(of_kinds(LAUNCH_KINDS), pl.col("dur") >= 0)
+    return calls.select("event", "pid", "tid", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
 def without_work(runtime: pl.DataFrame, calls: pl.DataFrame) -> int:

@@ -267,19 +267,12 @@ def _by_device(work: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     kernel = pl.col("kind") == "kernel"
     short = kernel & (length < launching.SHORT_KERNEL_NS)
-    measured = grouped(
-        work,
-        ["device"],
-        start=pl.col("start").min(),
-        end=pl.col("end").max(),
-        idle_ns=idle,
-        work=pl.len(),
-        launched_work=pl.col("launch").count(),
-        kernels=kernel.sum(),
-        short_kernels=short.sum(),
+    return grouped(
+        work, ["device"],
+        start=pl.col("start").min(), end=pl.col("end").max(), idle_ns=idle, work=pl.len(),
+        launched_work=pl.col("launch").count(), kernels=kernel.sum(), short_kernels=short.sum(),
         short_ns=length.filter(short).sum(),
-    )
-    return measured.sort("device")
+    ).sort("device")  # fmt: skip
 
 
 def _short_kernels(work: pl.DataFrame) -> pl.DataFrame:
@@ -287,12 +280,12 @@ def _short_kernels(work: pl.DataFrame) -> pl.DataFrame:
     length = pl.col("end") - pl.col("start")
     short = length < launching.SHORT_KERNEL_NS
     kernels = work.select("kind", "name", length=length, short=short).filter(kind="kernel")
-    short_ns = pl.col("length").filter("short").sum()
-    return (
-        kernels.group_by("name")
-        .agg(kernels=pl.len(), short_kernels=pl.col("short").sum(), short_ns=short_ns)
-        .filter(pl.col("short_kernels") > 0)
-    )
+    sums = {
+        "short_kernels": pl.col("short").sum(),
+        "short_ns": pl.col("length").filter("short").sum(),
+    }
+    counted = kernels.group_by("name").agg(kernels=pl.len(), **sums)
+    return counted.filter(pl.col("short_kernels") > 0)
 
 
 def _in_steps(stretches: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
