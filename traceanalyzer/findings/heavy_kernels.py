@@ -210,12 +210,13 @@ _MUCH_LOCAL = 128
     {"info": _INFO, "warning": _WARNING},
     uses=("gpu_idle",),
 )
-def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
+def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    """Yield kernels, or kinds of them, that take a large part of the time."""
     time = answers.time
     if not time.whole_ns:
         return
     yield from _matrix_updates(result, answers)
-    sums = _kinds(result, time)
+    sums = kinds(result, time)
     doubles = busy.double_in(result, time)["kernel"]
     if fused := busy.is_found(busy.memory_bound_kernels, answers):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
@@ -253,8 +254,8 @@ def _one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         )
 
 
-def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
-    """Return the time of kernels by kind (what they do, else their name), longest first.
+def kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+    """Return the time and names of kernels by kind (what they do, else their name), longest first.
 
     Without kernels of usual families, one long call of several (a finding about that call), loops
     with a kernel per tensor, and growing copies, which are findings, too.
@@ -296,6 +297,7 @@ def _kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         .agg(
             pl.col("kernel").sort_by("cast", maintain_order=True).first(),
             pl.len().alias("kernels"),
+            pl.col("kernel").alias("names"),
             pl.col("n", "total_ns", "fusible_ns", "loop_ns").sum(),
             pl.col("max_ns").max(),
         )
@@ -438,4 +440,4 @@ def _kernel_tuning(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
-RULES: tuple[Rule, ...] = (_one_kernel, _kernel_tuning)
+RULES: tuple[Rule, ...] = (one_kernel, _kernel_tuning)

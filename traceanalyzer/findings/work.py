@@ -30,8 +30,8 @@ from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPath
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
-from traceanalyzer.findings import memory, serving, straggling
-from traceanalyzer.findings.busy import growing_copies
+from traceanalyzer.findings import heavy_kernels, memory, serving, straggling
+from traceanalyzer.findings.busy import growing_copies, in_steps, is_found
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
@@ -86,7 +86,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     slowest = f"Slowest: {worst['step']}{rank}, {took}{grew}."
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
-    explained = _growth(answers) | _of_tuning(answers, cost)
+    explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
     if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
     left = 1 - min(sum(explained.values()), 1.0)
@@ -360,6 +360,20 @@ def _of_tuning(answers: Answers, cost: int) -> dict[str, float]:
         return {}
     tuned = int(of_purpose(kernels, TUNING, answers.time)["ns"].sum())
     return {"kernel-tuning": min(tuned / cost, 1.0)} if tuned else {}
+
+
+def _of_one_kernel(answers: Answers, steps: pl.DataFrame, cost: int) -> dict[str, float]:
+    """Return the share of the additional time in slow steps of the kernels of one-kernel."""
+    kernels, one_kernel = answers.of(Kernels), heavy_kernels.one_kernel
+    if kernels is None or not answers.time.in_steps or not is_found(one_kernel, answers):
+        return {}
+    names = heavy_kernels.kinds(kernels, answers.time)["names"].head(1).explode()
+    rows = in_steps(kernels, answers.time).filter(pl.col("kernel").is_in(names.implode()))
+    sums = rows.group_by(_STEP).agg(pl.col("total_ns").sum())
+    each = steps.join(sums, on=_STEP, how="left", nulls_equal=True)
+    ns = pl.col("total_ns").fill_null(0)
+    grown = each.select((ns - ns.median().over("path", "rank")).clip(0).sum()).item()
+    return {"one-kernel": min(grown / cost, 1.0)}
 
 
 #: Minimum number of steps per rank for high confidence.
