@@ -104,6 +104,8 @@ def test_sums_leave_out_negative_durations():
     result = info([replace(trace, events=back)])
     assert result.kinds["sum_ns"].drop_nulls().unique().to_list() == [0]
     assert result.contents["communication_ns"].to_list() == [0]
+    (first,) = info([replace(trace, events=back.head(1))]).contents["span_ns"]
+    assert first == 0
 
 
 @pytest.mark.parametrize(

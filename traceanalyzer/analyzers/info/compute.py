@@ -145,7 +145,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
     events = trace.events
     start = _whole(events["ts"].min())
     weight = pl.col("weight") if meta.weight_unit == "ns" else pl.lit(0.0)  # duration of a sample
-    length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0)
+    length = pl.coalesce("dur", weight.round().cast(pl.Int64, strict=False), 0).clip(0)
     last = (pl.col("ts") + length).filter(pl.col("name").ne_missing(_WRITTEN)).max()
     end = _whole(events.select(last).item())
     columns = events[["kind", "name", "device", "dur"]]
