@@ -264,6 +264,33 @@ def test_two_calls_of_other_sizes_are_not_two_shapes_of_one(line: int) -> None:
     assert ("'if rank == 0'" in result.advice) == (line == 40)
 
 
+@pytest.mark.parametrize(
+    ("lines", "others", "cause"),
+    [
+        ((50, 60, 61), (60, 61), "extra call"),
+        ((50, 51, 60), (60,), "extra call"),
+        ((60, 61), (50, 60, 61), "left out call"),
+        ((50, 60), (62,), "missing rank"),  # no more calls than the others: another branch
+        ((62, 60, 61), (60, 63), "missing rank"),
+    ],
+)
+def test_calls_of_some_ranks_only(
+    lines: tuple[int, ...], others: tuple[int, ...], cause: str
+) -> None:
+    run = Run()
+    run.steps()
+    entered = min(len(lines), len(others))
+    for rank in WORLD:
+        for number, line in enumerate(others if rank else lines):
+            run.call(rank, line=line, state="completed" if number < entered else "started")
+    result = of(run.dumps())
+    assert result.cause == cause
+    if cause != "missing rank":
+        assert result.culprits == (0,)
+        assert result.stuck.causes[0].seq == 7
+        assert "(train.py:50)" in result.advice
+
+
 def test_a_recorded_rank_that_never_entered(shared: Path) -> None:
     result = ta.hang(shared / "data/causes/other/hang_wrapped_first_missed")
     assert answer(result) == ("missing rank", [1])

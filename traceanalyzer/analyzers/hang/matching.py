@@ -202,6 +202,46 @@ def _verdict() -> pl.Expr:
     )
 
 
+#: Most calls in which ranks differ, and most places where they may start to.
+_MOST_CALLS, _MOST_PLACES = 4, 64
+
+
+def shift(calls: pl.DataFrame, before: int) -> tuple[int, int, pl.DataFrame] | None:
+    """Return where a few ranks made calls of a group that the others did not, or left some out.
+
+    Collectives of one sequence number may be called at two lines and complete. If the later calls
+    of the few ranks (operation, line, size) equal those of the others n numbers earlier or later,
+    the few have n calls more or fewer.
+
+    Args:
+        calls: those of one group.
+        before: the first collective that shows the difference.
+
+    Returns:
+        The sequence number, n (above 0: more calls), and the calls of this number, those of the few
+        ranks last; None if calls do not differ like this, or their lines are not recorded.
+    """
+    what = pl.concat_str("kind", "place", "bytes", separator="\n", ignore_nulls=True)
+    rows = calls.filter(pl.col("part") == 0, pl.col("place").is_not_null()).with_columns(what=what)
+    several = rows.group_by("seq").agg(pl.col("place").n_unique()).filter(
+        pl.col("place") > 1, pl.col("seq") < before
+    )  # fmt: skip
+    for seq in several["seq"].sort().head(_MOST_PLACES):
+        here = rows.filter(seq=seq).sort(pl.len().over("what"), "rank", descending=[True, False])
+        is_usual = here["what"] == here["what"][0]
+        many, few = here.filter(is_usual), here.filter(~is_usual)
+        if few["what"].n_unique() != 1 or few.height == many.height:
+            continue
+        right = rows.filter(pl.col("rank") == many["rank"][0]).select("seq", right="what")
+        later = rows.filter(pl.col("rank").is_in(few["rank"].implode()), pl.col("seq") >= seq)
+        for n in sorted(range(-_MOST_CALLS, _MOST_CALLS + 1), key=abs)[1:]:
+            moved = later.with_columns(seq=pl.col("seq") - n).filter(pl.col("seq") >= seq)
+            both = moved.join(right, on="seq")
+            if both["rank"].n_unique() == few.height and (both["what"] == both["right"]).all():
+                return seq, n, pl.concat([many, few])
+    return None
+
+
 _Ranks = tuple[int, ...]
 #: Name and ranks of a group; None if its ranks are not recorded.
 _Key = tuple[str, _Ranks | None]

@@ -235,6 +235,9 @@ class Hang(Result):
             lines = [self._place(first, *ranks) for _, ranks in first.calls]
             if None not in lines and len({*lines}) > 1:
                 return texts.ADVICE["different lines"].format(lines[-1])
+        if first and first.n_calls:
+            place = first.calls[-1 if first.cause == "extra call" else 0][0]
+            return texts.ADVICE[first.cause].format(texts.rank_list(first.differing), place)
         if first and first.cause == "no dump" and self._few_dumps:
             return texts.ADVICE["few dumps"].format(texts.rank_list(self.missing_dumps))
         if self.stuck.is_deadlock or first is None or first.cause != "missing rank":
@@ -514,7 +517,7 @@ class Hang(Result):
                 one.op,
                 None if one.is_p2p else one.seq,
                 self.groups.label(one.group),
-                one.cause.removesuffix(" mismatch"),
+                "line" if one.n_calls else one.cause.removesuffix(" mismatch"),
                 value,
                 format_ranges(ranks),
                 bool(one.differing) and bool({*ranks} & {*one.differing}),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
-from traceanalyzer.units import format_bytes, format_first, format_ns, format_ranges
+from traceanalyzer.units import format_bytes, format_count, format_first, format_ns, format_ranges
 
 #: Most ranks, operations of a chain, and lines in a sentence.
 _MOST_RANGES, _MOST_LINKS, _MOST_PLACES = 12, 4, 3
@@ -30,6 +30,10 @@ ADVICE = {
     "different lines": "these are two calls of the program, not two shapes of one: find why only "
     "some ranks run {}: a branch by rank (a collective below 'if rank == 0'), or a collective that "
     "was skipped or repeated before",
+    "extra call": "find why only {} called {}: a branch by rank (a barrier or a checkpoint below "
+    "'if rank == 0'), a retry, or more batches; all ranks must call it",
+    "left out call": "find why {} did not call {}: a branch by rank, an exception that was caught, "
+    "or fewer batches; all ranks must call it",
     "left out": "look at what rank {} does before {}: it left out {}, or calls it later "
     "(a rank without tokens, batch or gradients must call it, too)",
     "dtype mismatch": "compare the dtypes at that line: autocast or a checkpoint of another "
@@ -104,6 +108,8 @@ def operation(one: Stuck, labels: Labels, *, size: bool = True) -> str:
 
 def cause_sentence(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
     """Return what went wrong with one operation, in one sentence."""
+    if one.n_calls:
+        return _shift(one, labels)
     if one.calls:
         return _mismatch(one, labels, place)
     if one.is_p2p:
@@ -296,6 +302,19 @@ def _transfer(one: Stuck, labels: Labels, place: Place, last: LastOf) -> str:
     return (
         f"The {to} of rank {rank}{size}{group}{at} has its counterpart and did not complete"
         f"{_within(one)}: a network or GPU problem, not a bug in the program."
+    )
+
+
+def _shift(one: Stuck, labels: Labels) -> str:
+    """Describe calls that only some ranks made."""
+    (right, others), (line, ranks) = one.calls
+    is_more = one.cause == "extra call"
+    count = f"{format_count(one.n_calls, 'collective')} {'more' if is_more else 'fewer'}"
+    first, then = ((line, ranks), (right, others)) if is_more else ((right, others), (line, ranks))
+    return (
+        f"{_capital(rank_list(ranks))} called {count} than {rank_list(others)}: {one.op} "
+        f"#{one.seq} of group {labels(one.group)} is at {first[0]} on {rank_list(first[1])} and "
+        f"already the next one, at {then[0]}, on {rank_list(then[1])}; {_waits(one)}{_waited(one)}."
     )
 
 

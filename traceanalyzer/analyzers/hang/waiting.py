@@ -6,11 +6,14 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.hang.matching import KEY, MISMATCHES, Groups, Matched
+from traceanalyzer.analyzers.hang.matching import KEY, MISMATCHES, Groups, Matched, shift
 from traceanalyzer.units import NS_PER_S
 
 #: Most stuck sends and receives that are followed.
 _MOST_TRANSFERS = 20_000
+
+#: A few ranks make calls that the others do not, or leave some out.
+SHIFTS = ("extra call", "left out call")
 
 
 @dataclass(frozen=True)
@@ -18,8 +21,10 @@ class Stuck:
     """One operation that does not complete, or whose calls differ.
 
     Attributes:
-        cause: ``type mismatch``, ``size mismatch``, ``dtype mismatch``, ``missing rank``, ``no
-            dump``, ``no record``, ``not completed`` (all ranks entered), ``partly completed``,
+        cause: ``type mismatch``, ``size mismatch``, ``dtype mismatch``, ``extra call``, ``left out
+            call`` (a few ranks make calls that the others do not, or leave some out; later calls
+            completed), ``missing rank``, ``no dump``, ``no record``, ``not completed`` (all ranks
+            entered), ``partly completed``,
             ``not started`` (on some ranks), ``unknown peer``.
         group: number of the group.
         op, seq, bytes, dtype: of the operation; ``seq`` of a transfer is its place among
@@ -38,6 +43,7 @@ class Stuck:
         scheduled: waiting ranks where it has not started.
         differing: ranks whose call differs from the majority; empty for a tie.
         calls: text of each distinct call and its ranks, the majority first.
+        n_calls: calls that the differing ranks made or left out.
         waited_ns: how long they have waited; ``is_exact`` if it timed out, else at least.
         candidates: ranks that may be members of a group whose ranks are not recorded.
         free: missing ranks and those without a record that wait for nothing themselves, and ranks
@@ -64,6 +70,7 @@ class Stuck:
     scheduled: tuple[int, ...] = ()
     differing: tuple[int, ...] = ()
     calls: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    n_calls: int = 0
     waited_ns: int | None = None
     is_exact: bool = False
     candidates: tuple[int, ...] = ()
@@ -160,7 +167,7 @@ def _collectives(
         waited, is_exact = _waited(calls, now)
         missing = tuple(r for r in absent if r in dumped - lost - unknown)
         cause = _cause(row)
-        yield Stuck(
+        one = Stuck(
             cause="no dump" if cause == "missing rank" and not missing else cause,
             group=group,
             op=row["op"],
@@ -182,6 +189,24 @@ def _collectives(
             is_exact=is_exact,
             candidates=() if group in known else tuple(sorted(dumped - entered)),
         )
+        yield _shifted(one, matched) if one.cause in (*MISMATCHES, "missing rank") else one
+
+
+def _shifted(one: Stuck, matched: Matched) -> Stuck:
+    """Return the collective where some ranks made calls that others did not, if that is why."""
+    found = shift(matched.calls.filter(group=one.group), one.seq or 0)
+    if found is None:
+        return one
+    seq, n, calls = found
+    first = calls.row(-1 if n > 0 else 0, named=True)
+    ranks = [(place, _ranks(calls.filter(place=place))) for place in calls["place"].unique(
+        maintain_order=True)]  # fmt: skip
+    return Stuck(
+        cause=SHIFTS[n < 0], group=one.group, op=first["op"], seq=seq, bytes=first["bytes"],
+        dtype=first["dtype"], waiting=one.waiting, order=one.order, calls=tuple(ranks),
+        differing=ranks[-1][1], completed=_ranks(calls), n_calls=abs(n), waited_ns=one.waited_ns,
+        is_exact=one.is_exact,
+    )  # fmt: skip
 
 
 def _pending(matched: Matched, first: pl.DataFrame) -> dict[int, dict[int, int]]:
@@ -319,7 +344,7 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
     next_of: dict[int, tuple[int, ...]] = {}
     marked = list(stuck)
     for at, one in enumerate(stuck):
-        if one.cause in MISMATCHES:
+        if one.cause in (*MISMATCHES, *SHIFTS):
             next_of[at] = ()
             continue
         absent = (*one.missing, *one.no_dump, *one.no_record)
