@@ -54,6 +54,9 @@ def ranks(
         ("NVIDIA H100 PCIe", ("a", "a"), "PCIe 5", 64),
         ("NVIDIA H100 NVL", ("a", "a"), None, None),
         ("Tesla T4", ("a", "a"), "PCIe 3", 16),
+        ("AMD Instinct MI300X", ("a", "a"), "Infinity Fabric", 64),
+        ("AMD Instinct MI300X", ("a",) * 8, "Infinity Fabric", 448),
+        ("Tesla V100-SXM2-32GB", ("a",) * 4, "NVLink 2", 75),
         (None, ("a", "a"), None, None),
     ],
 )
@@ -75,9 +78,12 @@ def test_slow_link_is_reported_with_cost() -> None:
     check_wording(finding.title)
 
 
-@pytest.mark.parametrize(("gbps", "size"), [(300.0, 64 * MIB), (2.0, 8 * MIB)])
-def test_fast_or_small_messages_are_not_a_slow_link(gbps: float, size: int) -> None:
-    result = ta.comm_outliers(ranks(gbps, H100, ("a", "a"), size))
+@pytest.mark.parametrize(
+    ("gbps", "size", "gpu"),
+    [(300.0, 64 * MIB, H100), (2.0, 8 * MIB, H100), (40.5, 96 * MIB, "AMD Instinct MI300X")],
+)
+def test_fast_or_small_messages_are_not_a_slow_link(gbps: float, size: int, gpu: str) -> None:
+    result = ta.comm_outliers(ranks(gbps, gpu, ("a", "a"), size))
     assert result.slow_links.is_empty()
 
 

@@ -1,5 +1,6 @@
 """Outliers among durations; collectives by kind, and the bandwidth of the links."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -337,6 +338,10 @@ _LINKS: tuple[tuple[str, str, float], ...] = (
 #: Between nodes, per GPU: 200 Gbit/s, the slowest usual network. Rings use all GPUs' adapters.
 NETWORK, _NETWORK_GBPS = "network", 25.0
 
+#: Of links from GPU to GPU without a switch, the peak to one other GPU, by device name: n GPUs use
+#: only the links between them. Pairs of V100 in a cube mesh have one link or two.
+_GBPS_PER_PEER = {r"MI3(?:00|25)X": 64, r"V100-SXM": 25}
+
 #: GPUs of a node if the file does not list them.
 _USUAL_GPUS = 8
 
@@ -384,11 +389,13 @@ def _of_places(
     return instances.join(table, on=keys, how="left", nulls_equal=True, maintain_order="left")
 
 
-def local_link(gpu: str | None) -> tuple[str | None, float | None]:
+def _local_link(gpu: str | None, size: int) -> tuple[str | None, float | None]:
     """Return the link between GPUs of one node by the device's name; None if unknown."""
+    of_pair = (each for name, each in _GBPS_PER_PEER.items() if gpu and re.search(name, gpu))
+    most = next(of_pair, math.inf) * (size - 1)
     for pattern, name, gbps in _LINKS:
         if gpu and re.search(pattern, gpu):
-            return name, gbps
+            return name, min(gbps, most)
     return None, None
 
 
@@ -403,7 +410,7 @@ def _link(
     if one_node is None or size is None:
         return None, None
     if one_node:
-        return local_link(places[rank].gpu)
+        return _local_link(places[rank].gpu, size)
     return NETWORK, _NETWORK_GBPS * max(size // nodes, 1)
 
 
