@@ -404,7 +404,7 @@ def test_issues_are_described_with_their_severity() -> None:
     source = "".join(
         path.read_text() for path in (ROOT / "traceanalyzer/parsers/chrome_trace").glob("*.py")
     )
-    calls = r'(?:lose|note|count|faults\.add)\(\s*f?"([a-z0-9-]+)'
+    calls = r'(?:lose|note|count|faults\.add|"notice",)\(?\s*f?"([a-z0-9-]+)'
     others = r'counts\["([a-z0-9-]+)"\]|code = "([a-z-]+)" if .* else "([a-z-]+)"'
     codes = set(re.findall(calls, source)) | {c for m in re.findall(others, source) for c in m if c}
     described = {row[0].strip("`").removesuffix("…"): row[1] for row in _table(CHROME, "Issues")}

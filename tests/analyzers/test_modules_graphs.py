@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,35 @@ def eager(at: int, correlation: int) -> list[Event]:
 def device_ns(result: Any, column: str = "self_device_ns") -> dict[str | None, int]:
     rows = result.modules.select("module", column).iter_rows()
     return {name: value // 1000 for name, value in rows if value}
+
+
+NODES: dict[int, list[Any]] = {
+    node: [{"module_fqn": fqn, **({"autograd_phase": "backward"} if backward else {})}, "step"]
+    for node, (_, fqn, backward, _) in enumerate(STEP)
+    if fqn
+}
+
+
+@pytest.mark.parametrize("of_graph", [0, 1 << 32])
+@pytest.mark.parametrize("folder", ["", "step_10"])
+def test_annotations_in_a_separate_file(tmp_path: Path, of_graph: int, folder: str) -> None:
+    """Beside the trace or above it, by node or by graph and node."""
+    nodes = {of_graph | node: annotations for node, annotations in NODES.items()}
+    (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / "kernel_annotations_rank0_7.json").write_text(json.dumps(nodes))
+    (tmp_path / "kernel_annotations_rank1_7.json").write_text("{}")
+    alone = write(tmp_path / folder / "rank0.json", replay(0, 1, named=False))
+    inside = write(tmp_path / "rank2.json", replay(0, 1, named=True))
+    assert device_ns(ta.modules(alone)) == device_ns(ta.modules(inside))
+
+
+@pytest.mark.parametrize("text", ["[1", "[]", '{"x": 1}', '{"1": 2}', '{"x": [{"a": 1}]}', ""])
+def test_damaged_annotations_are_a_notice(tmp_path: Path, text: str) -> None:
+    (tmp_path / "kernel_annotations_rank0.json").write_text(text)
+    path = write(tmp_path / "rank0.json", replay(0, 1, named=False))
+    trace = ta.read(path, columns=("args",))
+    assert trace.issues["code"].to_list() == ["annotations-unreadable"]
+    assert trace.events["args"].str.contains("module_fqn").sum() == 0
 
 
 def test_kernels_name_their_module(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ _NOTICES = frozenset(
         "profile-chunk",
         "two-clocks",
         "unknown-packet",
+        "annotations-unreadable",
     )
 )
 
@@ -119,7 +120,17 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         )
     if classify:
         trace = classify(trace, selection)
+    if _has_graphs(trace):
+        from traceanalyzer.parsers.chrome_trace import annotations
+
+        trace = annotations.annotated(trace)
     return sort_events(trace) if trace.stacks.height else trace
+
+
+def _has_graphs(trace: Trace) -> bool:
+    """Whether the arguments of events name nodes of graphs."""
+    is_node = pl.col("args").str.contains('"graph node id"', literal=True)
+    return "args" in trace.events.columns and bool(trace.events.select(is_node.any()).item())
 
 
 def _is_concurrent(trace: Trace) -> bool:
