@@ -208,6 +208,22 @@ def test_an_operator_that_takes_long_before_its_launch(us: int, *, is_slow: bool
     assert "graph" not in one.advice.replace("a compiled graph", "")
 
 
+@pytest.mark.parametrize(("us", "is_slow"), [(20, True), (4, False)])
+def test_a_host_that_is_slow_in_all_operators(us: int, *, is_slow: bool) -> None:
+    rows = []
+    for i in range(40):
+        at = i * 600 * US
+        rows += [
+            host("cpu_op", "aten::batch_norm", at, 500 * US),
+            *(host("cpu_op", "aten::view", at + j * 50 * US, us * US) for j in range(1, 5)),
+            host("cuda_runtime", "cudaLaunchKernel", at + 490 * US, 4 * US, correlation=i),
+            device(GEMM, at + 500 * US, 100 * US, correlation=i),
+        ]
+    one = first(trace(rows), "launch-bound")
+    assert ("aten::batch_norm before its launch" in one.title) != is_slow
+    assert ("aten::view" in one.advice) == is_slow
+
+
 @pytest.mark.parametrize("unloads", [True, False])
 def test_a_plan_in_each_iteration_is_one_finding(*, unloads: bool) -> None:
     def between(at: int) -> Rows:

@@ -81,6 +81,7 @@ class Api:
         cupy: whether kernels of CuPy were recorded.
         xpu: whether calls of Intel's runtime were recorded.
         null_stream: whether copies on other streams are known to wait for the null stream.
+        slow_host: whether operators that launch nothing take much longer on the host than usual.
     """
 
     hip: bool
@@ -93,6 +94,7 @@ class Api:
     cupy: bool = False
     xpu: bool = False
     null_stream: bool = False
+    slow_host: bool = False
 
     @property
     def framework(self) -> str:

@@ -303,6 +303,13 @@ UNBLOCK = (
     "Each launch call ends after its own kernel, so the host cannot run ahead: unset "
     "CUDA_LAUNCH_BLOCKING=1, which is for debugging."
 )
+#: Advice where operators without kernels are slow, too.
+SLOW_HOST = (
+    "The host itself is slow: operators that launch nothing (aten::view, aten::as_strided) take "
+    "more than 15 us each, usually 1 to 4 us. Measure a step without the profiler first; if it is "
+    "as slow: a debug build of PyTorch, or an overloaded or slow CPU. Then reduce the number of "
+    "launches (CUDA graphs, torch.compile)."
+)
 #: Advice for datasets of TensorFlow.
 TF_DATA = (
     "Let tf.data prepare elements in parallel and ahead: map(..., "

@@ -263,7 +263,9 @@ class GpuIdle(Result):
     @cached_property
     def slow_operator(self) -> tuple[str, str]:
         """The operator that makes launches late, and advice; empty texts if there is none."""
-        return activities.slow_operator(self.of_cause(causes.LAUNCH))
+        none = ("", "")  # all of them take long
+        gaps = self.of_cause(causes.LAUNCH)
+        return none if self.program.slow_host else activities.slow_operator(gaps)
 
     @cached_property
     def pauses(self) -> pl.DataFrame:
@@ -370,7 +372,9 @@ class GpuIdle(Result):
             causes.DATALOADING: causes.TF_DATA * host.loads_tf_data
             or causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
             or causes.PERSISTENT * host.starts_workers,
-            causes.LAUNCH: causes.UNBLOCK * program.blocking or self.slow_operator[1],
+            causes.LAUNCH: causes.UNBLOCK * program.blocking
+            or causes.SLOW_HOST * program.slow_host
+            or self.slow_operator[1],
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
             causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,
