@@ -227,7 +227,7 @@ def _why_slow(
         return "wait time for another rank", "Shorten what the other ranks wait for."
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
-    each = _longer(rows)
+    each = _longer(rows, worst["over"])
     if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         return f"{kernels.text}{host}", kernels.advice(answers.program.clocks)
@@ -250,13 +250,15 @@ def _compilation(result: Steps) -> tuple[str, str] | None:
     if result.code is None:
         return None
     rows = result.code.filter(pl.col("name").str.contains(_JAX_COMPILES))
-    total, n = rows.select(pl.col("total_ns", "n").sum()).row(0)
-    share = total / max(int(result.counted["duration_ns"].sum()), 1)
-    if share < _LONG_COMPILATION:
+    rows = rows.group_by("name").agg(pl.col("total_ns", "n").sum())
+    whole = int(result.counted["duration_ns"].sum())
+    rows = largest_first(rows, "total_ns", "name").head(1)  # they call each other
+    if (total := int(rows["total_ns"].sum())) < _LONG_COMPILATION * whole:
         return None
+    n, share = int(rows["n"].sum()), total / max(whole, 1)
     cause = f"{format_count(n, 'compilation')} in all steps take {format_ns(total)}"
     advice = advice_on_slice(rows["name"][0], pytorch=False)
-    return f"{cause} ({format_frac(min(share, 1))} of step time)", advice
+    return f"{cause} ({format_frac(share)} of step time)", advice
 
 
 _MORE_CODE = (
@@ -281,8 +283,13 @@ def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
     return "", _MORE_CODE.format(name=name or "the host")
 
 
-def _longer(rows: pl.DataFrame) -> str:
-    """Return what only slow steps run, and what takes longer in them, with its time."""
+def _longer(rows: pl.DataFrame, over: int) -> str:
+    """Return what only slow steps run, and what takes longer in them, with its time.
+
+    Args:
+        rows: see :func:`_only_in`.
+        over: time of the step above the median in ns: more of a slice took the place of others.
+    """
     if rows.is_empty():
         return ""
     parts = {"only slow steps run ": list[str](), "slow steps spend ": list[str]()}
@@ -291,7 +298,7 @@ def _longer(rows: pl.DataFrame) -> str:
         if row["usual_ns"] is None:
             only.append(_with_time(row))
         else:
-            more = format_ns(row["total_ns"] - row["usual_ns"])
+            more = format_ns(min(row["total_ns"] - row["usual_ns"], over))
             longer.append(f"{more} more in {frame_text(row['name'])}")
     return "; ".join(f"{what}{', '.join(names)}" for what, names in parts.items() if names)
 

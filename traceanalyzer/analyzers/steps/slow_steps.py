@@ -150,6 +150,9 @@ def _in_steps(
     if marking.len():
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
+    # a slice within one of the same name is a part of it
+    ends = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("tid", "name")
+    slices = slices.filter((pl.col("ts") + pl.col("dur") > ends).fill_null(value=True))
     number = linking.label_by_interval(slices[["ts"]], each)["interval"]
     of_step = slices[["ts", "dur", "name", "kind"]].hstack([each["step"][number]])
     return of_step.filter(pl.col("step").is_not_null() & ~pl.col("name").is_in(marks))
@@ -256,11 +259,12 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         kind, name (without addresses), n, ``median_ns`` (on the host), ``total_ns`` of annotations,
-        and of functions of at least 1 % of the median step, that begin after the first step begins,
-        largest first. Total time of a slice is that on the host, or that of the device work that it
-        launches if this is longer.
+        and of functions of at least 1 % of the median step, that begin after the first step that is
+        not warm-up begins, largest first. Total time of a slice is that on the host, or that of the
+        device work that it launches if this is longer.
     """
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
+    each = each.filter(~device_steps.is_warm_up(each, ()))
     least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
     until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
     spans = each.select("step", start="host_start", end=until)
