@@ -82,7 +82,7 @@ def of_jax(*took: int, compiles: Callable[[int], bool]) -> Trace:
 
 
 def test_jax_that_compiles_before_its_steps() -> None:
-    """Compilation in warm-up explains no other step; a slice in one of the same name is part of it."""
+    """Compilation in warm-up explains no other step; nested slices of one name count once."""
     compiling = of_jax(500, 10, 10, 10, 40, 10, compiles=lambda number: number == 0)
     (one,) = BY_ID["uneven-steps"].judge(Answers(dict(examine([compiling]).results)))
     assert "compilation" not in one.title
