@@ -677,7 +677,7 @@ def test_one_long_pause_until_nothing_is_queued_follows_the_device(rest: int, ga
     assert gain_ns(trace(events), scale="gemm=4") == pytest.approx(gain, rel=0.02)
 
 
-def test_time_between_steps_that_were_recorded_apart_is_no_gain() -> None:
+def recorded_apart() -> list[dict[str, Any]]:
     """The host prepares 30 ms before each recorded step, and 1 ms in it."""
     events = []
     for number in range(STEPS):
@@ -691,8 +691,27 @@ def test_time_between_steps_that_were_recorded_apart_is_no_gain() -> None:
             device(GEMM, at + 5 * MS + 5 * US, 8 * MS, **more),
             host("cuda_runtime", "cudaDeviceSynchronize", at + 5 * MS + 4 * US, 8 * MS + 3 * US),
         ]
-    assert ta.what_if(trace(events)).one_by_one
-    assert gain_ns(trace(events), free="host-code") == pytest.approx(MS, rel=0.02)
+    return events
+
+
+def test_time_between_steps_that_were_recorded_apart_is_no_gain() -> None:
+    apart = trace(recorded_apart())
+    assert ta.what_if(apart).one_by_one
+    assert gain_ns(apart, free="host-code") == pytest.approx(MS, rel=0.02)
+
+
+@pytest.mark.parametrize("empty", [1, STEPS - 1])
+def test_a_step_without_work_that_was_recorded_apart_takes_no_time(empty: int) -> None:
+    """Its calls were recorded, its kernels were not."""
+    late = range(empty * 50 * MS, empty * 50 * MS + 20 * MS)
+    part = trace(
+        one for one in recorded_apart() if one["kind"] != "kernel" or one["ts"] not in late
+    )
+    result = ta.what_if(part)
+    assert result.one_by_one
+    assert 0 < result.replayed_ns < result.recorded_ns * 1.1
+    assert gain_ns(part, free="host-code") == pytest.approx(MS, rel=0.3)
+    assert ta.critical_path(part).path["time_ns"].sum() > 0
 
 
 def test_nothing_can_be_replayed_without_launch_calls() -> None:

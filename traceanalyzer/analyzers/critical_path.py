@@ -264,9 +264,7 @@ class _Walk:
 
     def back(self, window: int) -> Iterator[Part]:
         """Yield the parts of the path in a window, the last one first."""
-        begin = self.job.begins[window]
-        rank, row = self._last(window)
-        at: tuple[str, int, int] | None = ("end of work", rank, row)
+        begin, at = self.job.begins[window], self._last(window)
         while at is not None:
             step = {
                 "end of work": self._end_of_work,
@@ -283,16 +281,16 @@ class _Walk:
                 yield Part(at[1], BEFORE, None, begin, parts[-1].start)
             at = following
 
-    def _last(self, window: int) -> tuple[int, int]:
-        """Return rank and row of the work that ends last in a window."""
+    def _last(self, window: int) -> tuple[str, int, int] | None:
+        """Return rank and row of the work that ends last in a window, None without work."""
         ends = []
         for number, (times, windows) in enumerate(zip(self.times, self.job.windows, strict=True)):
             *_, first, last = windows[window]
             of_rank = times.end[first:last]
             last_end = of_rank.max(initial=-np.inf)
             ends += [(last_end, number, first + row) for row in np.flatnonzero(of_rank == last_end)]
-        _, rank, row = max(ends)
-        return rank, int(row)
+        _, rank, row = max(ends, default=(0.0, 0, None))
+        return None if row is None else ("end of work", rank, int(row))
 
     def _end_of_work(self, rank: int, row: int) -> _Step:
         times = self.times[rank]

@@ -642,7 +642,7 @@ def step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
 
     A step takes from the end of the work of the steps before it to the end of its own; the first
     one from the begin of the recording. Steps that were recorded apart begin with their first
-    device work.
+    device work, and take no time without any.
 
     Args:
         job: the programs.
@@ -650,7 +650,7 @@ def step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
     """
     last = _last_ends(job, ends)
     if len(job.begins) > 1:
-        return list(map(float, last[: len(job.begins)] - np.array(job.begins)))
+        return list(map(float, np.maximum(last[: len(job.begins)] - np.array(job.begins), 0.0)))
     return list(map(float, np.diff(_bounds(job, last, ends))))
 
 
@@ -665,7 +665,7 @@ def step_bounds(job: Job, times: Sequence[Times]) -> list[tuple[float, float]]:
 
 def _last_ends(job: Job, ends: Sequence[Floats]) -> Floats:
     """Return the last end of the work of each step, over all ranks; -inf without work."""
-    count = 1 + max((int(one.max(initial=-1)) for one in job.step_numbers), default=-1)
+    count = max(len(job.begins), *(1 + int(one.max(initial=-1)) for one in job.step_numbers))
     last, known = np.full(count, _NEVER), job.step_of_work >= 0
     np.maximum.at(last, job.step_of_work[known], np.concatenate(ends)[known])
     return last
