@@ -107,10 +107,10 @@ def error(values: list[float]) -> float:
     """Return the standard error as defined in docs/diff.md."""
     n, middle = len(values), median(values)
     away = sorted(abs(value - middle) for value in values)
-    near = away[: n - n // 5]
-    spread = sum(near) / len(near) or sum(away) / n
-    scale = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 1.93, 7: 1.88, 8: 1.74, 9: 1.71}.get(n, 1.85)
-    return (2 / n) ** 0.5 * scale * spread
+    near = away[: n - n // (3 if n >= 6 else 5)]
+    scale = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 2.6, 7: 2.5, 8: 2.18, 9: 2.63}.get(n, 2.35)
+    spread = scale * sum(near) / len(near) or 1.77 * sum(away) / n
+    return (2 / n) ** 0.5 * spread
 
 
 def test_the_measure_is_the_median_step_with_its_noise() -> None:
@@ -131,6 +131,16 @@ def test_single_outlier_does_not_increase_noise() -> None:
     usual, odd = [100, 101, 99, 100, 101], [100, 101, 99, 100, 900]
     both = [standard_errors(np.array([values], float))[0] for values in (usual, odd)]
     assert both[1] == pytest.approx(both[0], rel=0.5)
+
+
+def test_two_outliers_of_six_do_not_hide_a_change() -> None:
+    slow, fast = [150, 150, 150, 154, 154, 172], [123, 124, 126, 127, 163, 182]
+    result = diff(loop([ms * MS for ms in slow]), loop([ms * MS for ms in fast]))
+    assert result.outcome == "improvement"
+    spread = [123, 134, 146, 157, 170, 182]
+    assert diff(loop([ms * MS for ms in slow]), loop([ms * MS for ms in spread])).outcome == (
+        "no change"
+    )
 
 
 def test_equal_values_with_one_outlier_have_noise() -> None:

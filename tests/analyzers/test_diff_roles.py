@@ -169,6 +169,17 @@ def test_another_backend_without_operators_pairs_by_order(tmp_path: Path) -> Non
     assert [row["kernel"] for row in rows if row["state"] == "gone"] == []
 
 
+def test_families_as_roles_show_the_kernels_first(tmp_path: Path) -> None:
+    layer = [one._replace(operator=None) for one in LAYER]
+    graph = record(tmp_path / "graph.json", layer)
+    eager = record(tmp_path / "eager.json", LAYER)
+    for path, first in ((graph, "kernel"), (eager, "role")):
+        result = ta.diff(path, path)
+        (roles,) = [one for one in result.tables if one.name == "roles"]
+        assert next(iter(roles.columns)) == first
+        assert roles.hiding_order[0] != first
+
+
 def test_eager_kernels_are_fused(tmp_path: Path) -> None:
     fused = "triton_poi_fused_add_mul_0"
     compiled = [*LAYER[:6], call(None, fused, us=12)]

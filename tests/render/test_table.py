@@ -174,6 +174,14 @@ def test_narrow_terminal_hides_the_least_important_columns():
     assert "hidden" not in table.render(Sample(table_list=(table_,)), width=120)
 
 
+def test_columns_of_both_runs_are_hidden_together():
+    columns = {name: name for name in ("kernel", "before_n", "after_n", "change_ns")}
+    frame = pl.DataFrame({"kernel": ["gemm"], "before_n": [1], "after_n": [2], "change_ns": [3]})
+    table_ = Table("g", "G", frame, columns, hide_first=("before_n",))
+    text = table.render(Sample(table_list=(table_,)), width=30)
+    assert "(2 columns hidden at this width: before_n, after_n;" in " ".join(text.split())
+
+
 def test_without_a_terminal_no_column_is_hidden(monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))

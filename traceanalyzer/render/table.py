@@ -79,8 +79,9 @@ def fitted(
     for name in hiding_order:
         if _least(columns) <= width:
             break
-        columns = [column for column in columns if column.name != name]
-        hidden.append(name)
+        pair = (name, name.replace("before_", "after_"))  # one is of no use without the other
+        columns = [column for column in columns if column.name not in pair]
+        hidden += pair
     limit = max(_text_limit(columns, width), _SHORTEST if hiding_order else _READABLE)
     return [_shortened(column, limit) for column in columns], hidden
 

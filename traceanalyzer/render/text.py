@@ -218,8 +218,8 @@ def row_sentences(table: Table, column: str, rows: int) -> Iterator[str]:
 def table_cells(table: Table, rows: int) -> Iterator[Cells]:
     """Yield the first rows of each column.
 
-    Columns in one group of ``table.alike`` have the same unit, and so have all times of a table
-    where possible.
+    All times of a table have the same unit where possible, and always those in one group of
+    ``table.alike``, which have the same decimals, too.
     """
     values = {column.name: column.to_list() for column in table.frame.head(rows)}
     times = [name for name in table.columns if name.endswith("_ns")]
@@ -228,7 +228,7 @@ def table_cells(table: Table, rows: int) -> Iterator[Cells]:
         group = next((names for names in table.alike if name in names), (name,))
         group = tuple(other for other in group if other in values)
         comparable = [value for other in group for value in values[other]]
-        scale = common if group == (name,) and name in times else None
+        scale = common if name in times else None
         missing = table.missing.get(name, "")
         scale, texts = cells(name, values[name], missing, comparable, scale)
         yield Cells(name, label, scale, texts, is_number(values[name]))

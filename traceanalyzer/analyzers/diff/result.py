@@ -465,7 +465,7 @@ _ROLES = {
     "kernel": "kernel", "in_place_of": "in place of",
 }  # fmt: skip
 #: Columns that a narrow terminal hides before the verdict.
-_LESS = ("in_place_of", "kernel", "before_n", "after_n", "noise_ns", "change_ns")
+_LESS = ("in_place_of", "kernel", "before_n", "noise_ns", "change_ns")
 _COUNTS = {"before_n": "n before", "after_n": "n after"}
 _RUNS = headings("run, path, files, ranks, steps, format, gpus: GPU")
 _FILES = headings("run, path: file, rank, format, gpus: GPU, cut_off: truncated")
@@ -514,10 +514,14 @@ def _comparisons(result: Diff) -> Iterator[Table]:
     )  # fmt: skip
     for name, title, frame, keys, detail in named:
         if frame is not None:
+            less = _LESS
+            if name == "roles" and frame["operator"].null_count() == frame.height:
+                # roles are only families
+                keys, less = {"kernel": "kernel", **keys}, ("role", "in_place_of", *_LESS[2:])
             columns = _known_columns(frame, {**keys, **_TIMES, **_COUNTS})
             yield Table(
                 name, title, frame, columns, "none in either run", detail=detail, alike=_ALIKE,
-                hide_first=_LESS,
+                hide_first=less,
             )  # fmt: skip
     if result.functions is not None:
         yield _function_table(result.functions)

@@ -423,13 +423,13 @@ Floats = npt.NDArray[np.float64]
 #: Noise in standard errors of the difference.
 ERRORS = 3
 
-#: One of this many values is left out.
-_LEFT_OUT = 5
+#: One of this many values is left out: of few, and of six and more.
+_LEFT_OUT_OF_FEW, _LEFT_OUT, _FEW = 5, 3, 6
 
 #: Factor of the mean distance by number of normal values: 1 / its mean in 40,000 draws; between
-#: 1.72 and 1.95 for ten values and more.
-_SCALE = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 1.93, 7: 1.88, 8: 1.74, 9: 1.71}
-_SCALE_OF_MANY = 1.85
+#: 2.22 and 2.45 for ten values and more.
+_SCALE = {2: 1.77, 3: 1.77, 4: 1.51, 5: 2.28, 6: 2.6, 7: 2.5, 8: 2.18, 9: 2.63}
+_SCALE_OF_MANY = 2.35
 
 #: The standard error of a mean over half of n values is the square root of this over n, times their
 #: standard deviation; the one of the median of all values is smaller (1.57).
@@ -452,9 +452,11 @@ def standard_errors(values: Floats, count: int | None = None) -> Floats:
     if n < 2:
         return np.full(values.shape[0], np.nan)
     away = np.sort(np.abs(values - np.median(values, axis=1, keepdims=True)), axis=1)
-    near = away[:, : away.shape[1] - away.shape[1] // _LEFT_OUT].mean(axis=1)
+    size = away.shape[1]
+    near = away[:, : size - size // (_LEFT_OUT_OF_FEW if size < _FEW else _LEFT_OUT)].mean(axis=1)
     # if most values are equal, use all
-    spread = _SCALE.get(n, _SCALE_OF_MANY) * np.where(near > 0, near, away.mean(axis=1))
+    scale = _SCALE.get(n, _SCALE_OF_MANY)
+    spread = np.where(near > 0, scale * near, _SCALE[2] * away.mean(axis=1))
     errors: Floats = np.sqrt(_OF_HALF / n) * spread
     return errors
 
