@@ -50,8 +50,9 @@ class Table:
         alike: groups of columns with one unit, to be compared.
         hide_first: columns that a narrow terminal hides first, the least important first; the other
             columns follow from the right, without the first two. None: it hides no column.
-        sentences: columns of sentences, which no output shortens: a terminal prints them below the
-            table, each with the rows of it by their first column, and a page long ones.
+        sentences: columns of sentences, which no output shortens: a terminal that is too narrow
+            prints them below the table, each with its rows by their first column, and a page long
+            ones.
     """
 
     name: str

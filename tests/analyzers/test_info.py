@@ -12,6 +12,7 @@ from traceanalyzer import info, schema
 from traceanalyzer.analyzers.info import Options
 from traceanalyzer.analyzers.info.compute import measure
 from traceanalyzer.errors import InputError, UnreadableFile
+from traceanalyzer.render.table import render
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
 from traceanalyzer.units import format_ranges
 
@@ -214,3 +215,13 @@ def test_undecodable_file_name_is_refused_or_listed(tmp_path):
     result = ta.info(tmp_path)
     assert result.files.height == 1
     assert result.skipped.row(0) == (f"{tmp_path}/caf\\udce9.json", "its name is not UTF-8")
+
+
+def test_first_case_of_an_issue_is_never_shortened(tmp_path: Path) -> None:
+    event = {"ph": "X", "ts": 1, "dur": "x" * 90, "pid": 1, "tid": 1, "name": "a"}
+    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": [event, {**event, "dur": 1}]}))
+    result = info(tmp_path / "a.json")
+    (first,) = result.issues["first"]
+    narrow, wide = (render(result, width=width).replace("\n  ", " ") for width in (70, 160))
+    assert f"\n1: {first}" in narrow
+    assert f"| {first}" in wide

@@ -380,7 +380,8 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
         return f"{title}: {visible(table.empty)}"
     rows = table.frame.head(top).height if top is not None else table.frame.height
     columns, hidden = _columns(table, rows), list[str]()
-    columns = [column for column in columns if column.name not in table.sentences]
+    below = table.sentences if _total(columns) > (width or _FALLBACK_WIDTH) else ()
+    columns = [column for column in columns if column.name not in below]
     if width:
         columns, hidden = fitted(columns, width, table.hiding_order)
     elif not table.whole:
@@ -393,7 +394,7 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
     if hidden:
         lines.append(_filled(_hidden_note(table, hidden), min(width, _PROSE_WIDTH)))
     line = min(width or _FALLBACK_WIDTH, _PROSE_WIDTH)
-    texts = (text for name in table.sentences for text in row_sentences(table, name, rows))
+    texts = (text for name in below for text in row_sentences(table, name, rows))
     lines += [_filled(text, line, further="  ") for text in texts]
     return "\n".join(lines)
 

@@ -427,7 +427,14 @@ def _tables(result: Info) -> tuple[Table, ...]:
             missing={"events": _UNCOUNTED} if uncounted else {},
         ),
         Table("kinds", "Events by kind", result.kinds, _KIND_HEADINGS, empty=none),
-        Table("issues", "Issues", issues, named | _ISSUE_HEADINGS, empty=none),
+        Table(
+            "issues",
+            "Issues",
+            issues.with_row_index("number", 1),
+            {"number": "no."} | named | _ISSUE_HEADINGS,
+            empty=none,
+            sentences=("first",),
+        ),
     )
     unread = Table("skipped", "Skipped files", skipped, named | {"reason": "reason"})
     return (*tables, unread) if skipped.height else tables
