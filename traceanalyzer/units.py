@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 
 from traceanalyzer.errors import OptionError
 
@@ -80,6 +81,23 @@ def format_first(items: Sequence[object], most: int = 5) -> str:
     """Format the first items of a list: ``a, b and 3 more``."""
     more = f" and {len(items) - most:,} more" if len(items) > most else ""
     return ", ".join(map(str, items[:most])) + more
+
+
+def one_of(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Suggest a known name for an unknown one: ``did you mean 'a'?``, else ``choose one of a, b``.
+
+    Args:
+        name: the unknown name.
+        known: the known names.
+        otherwise: what to say instead if none is similar.
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    return (
+        f"did you mean {close[0]!r}?"
+        if close
+        else (otherwise or f"choose one of {', '.join(names)}")
+    )
 
 
 def format_count(n: int, thing: str, plural: str = "s") -> str:

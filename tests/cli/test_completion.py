@@ -52,6 +52,12 @@ def test_commands_and_choices(shell):
     assert "table" not in forms
 
 
+def test_rules():
+    for option in ("--explain", "--threshold"):
+        rules = _completed("bash", ["traceanalyzer", "diagnose", option, "st"])
+        assert rules == ["plain,straggler"]
+
+
 def test_in_bash():
     """Source the script as in docs/install.md, then complete as the Tab key does."""
     line = next(one.strip() for one in PAGE.splitlines() if "COMPLETE=bash_source" in one)

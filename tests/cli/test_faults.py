@@ -268,6 +268,30 @@ def test_unreadable_file_is_an_error(odd, run_cli, name, text):
     assert error.count("\n") == 1
 
 
+def test_one_unreadable_name_does_not_refuse_the_others(odd, run_cli, tmp_path):
+    (tmp_path / "rank0.json").write_bytes(SMALL)
+    done = run_cli("info", tmp_path / "rank0.json", odd / os.fsdecode(b"\xff.json"))
+    assert done.returncode == 0
+    assert "its name is not UTF-8" in done.stdout
+
+
+def test_misspelt_names_have_a_suggestion(run_cli, tmp_path):
+    (tmp_path / "workers0.json.gz").write_bytes(b"")
+    for command in ([], ["kernels"]):
+        done = run_cli(*command, tmp_path / "workers0")
+        assert done.stderr.endswith(f"did you mean {tmp_path}/workers0.json.gz?\n")
+        assert "did you mean" not in run_cli(*command, tmp_path / "x").stderr
+    (tmp_path / "rank0.json").write_bytes(SMALL)
+    for option, value, near in (
+        ("--columns", "evnts", "events"),
+        ("--to", "markdown", ""),
+        ("--columns", "events", ""),
+    ):
+        done = run_cli("info", tmp_path / "rank0.json", option, value)
+        assert done.returncode == (2 if near else 0)
+        assert near in done.stderr
+
+
 def test_empty_file_for_every_rank(run_cli, tmp_path):
     for rank in range(12):
         (tmp_path / f"rank{rank}.json").write_bytes(b"")

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from sample_results import LONG_KERNEL, Sample, empty, groups, hostile, ordinary, wrong
 
+from traceanalyzer.errors import OptionError
 from traceanalyzer.render import table
 from traceanalyzer.render.text import cells, prose, shorten, visible
 from traceanalyzer.result import Table
@@ -172,6 +173,18 @@ def test_narrow_terminal_hides_the_least_important_columns():
     assert "(3 columns hidden at this width: count, late, ranks;" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 50
     assert "hidden" not in table.render(Sample(table_list=(table_,)), width=120)
+
+
+def test_columns_are_selected_by_their_headings():
+    frame = pl.DataFrame({"cause": ["launch_overhead"], "why": ["launch overhead"],
+                          "idle_ns": [1], "idle_frac": [0.5]})  # fmt: skip
+    columns = {"why": "cause", "idle_ns": "idle", "idle_frac": "idle"}
+    result = Sample(table_list=(Table("t", "T", frame, columns),))
+    for text, name in (("cause", "why"), ("idle", "idle_ns"), ("idle_frac", "idle_frac")):
+        (chosen,) = table.arranged(result, columns=(text,)).tables
+        assert chosen.frame.columns == [name]
+    with pytest.raises(OptionError, match=r"cause, idle_ns, idle_frac$"):
+        table.arranged(result, columns=("q",))
 
 
 def test_columns_of_both_runs_are_hidden_together():

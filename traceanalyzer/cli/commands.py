@@ -130,7 +130,7 @@ class Commands(click.Group):
         known = [*registry.commands(), *_RENAMED_COMMANDS]
         if name in known or name.startswith("-") or name in _of_other_packages():
             return super().resolve_command(ctx, args)
-        if os.path.exists(name):  # noqa: PTH110 - a name, not a Path
+        if os.path.exists(name) or "." in name or os.sep in name:  # noqa: PTH110 - a name
             return "diagnose", self.get_command(ctx, "diagnose"), args
         close = get_close_matches(name, [*known, *_of_other_packages()], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""

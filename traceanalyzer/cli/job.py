@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from traceanalyzer.render import TOP, Form, form_of, render
 from traceanalyzer.render.junit import Case, junit
 from traceanalyzer.render.pieces import fixes
 from traceanalyzer.render.text import costs, prose, without
+from traceanalyzer.units import one_of
 
 if TYPE_CHECKING:
     from traceanalyzer.findings.result import Diagnosis
@@ -63,6 +63,10 @@ def info(
     writing.show(result)
 
 
+def _rules(_context: click.Context, _option: click.Parameter, start: str) -> list[str]:
+    return [name for name in fixes() if name.startswith(start)]
+
+
 @click.command("diagnose")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option(
@@ -70,6 +74,7 @@ def info(
     "thresholds",
     metavar="RULE=N",
     multiple=True,
+    shell_complete=_rules,
     help="Override a threshold, for example straggler=5% or straggler:critical=30%. --top all "
     "lists all checks and thresholds. Repeatable.",
 )
@@ -89,6 +94,7 @@ def info(
     "--explain",
     metavar="RULE",
     is_eager=True,
+    shell_complete=_rules,
     expose_value=False,
     callback=lambda context, _, rule: _explain(context, rule),
     help="Show the change that a rule suggests, as code before and after, and exit.",
@@ -127,9 +133,7 @@ def _explain(context: click.Context, rule: str | None) -> None:
         return
     text = fixes().get(rule)
     if text is None:
-        close = get_close_matches(rule, fixes(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "diagnose --top all lists all rules"
-        raise OptionError(f"--explain: unknown rule {rule!r}; {hint}")
+        raise OptionError(f"--explain: unknown rule {rule!r}; {one_of(rule, fixes())}")
     click.echo(re.sub(r"^```.*\n?", "", text, flags=re.MULTILINE).rstrip())
     context.exit()
 

@@ -360,6 +360,14 @@ def _with_reading(command: Command, options: Sequence[Callable[[Command], Comman
     return whole
 
 
+class _Forms(click.Choice[str]):
+    """The output formats; ``markdown`` is another name of ``md``."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        """Return the format of a name."""
+        return super().convert("md" if value == "markdown" else value, param, ctx)
+
+
 def writing(command: Command) -> Command:
     """Add the options of :class:`Writing`; the command gets one ``writing`` argument."""
 
@@ -367,7 +375,7 @@ def writing(command: Command) -> Command:
     @click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
     @click.option(
         "--to",
-        type=click.Choice(FORMS),
+        type=_Forms(FORMS),
         help="Output format. Default: by suffix of FILE, else table. csv has one table.",
     )
     @click.option("--table", metavar="NAME", help="Table of --to csv. Default: first with rows.")

@@ -65,7 +65,7 @@ from traceanalyzer.findings.rule import (
     Rule,
 )
 from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
-from traceanalyzer.units import format_count, format_ns
+from traceanalyzer.units import format_count, format_ns, one_of
 
 RULES: tuple[Rule, ...] = (
     *communication.RULES,
@@ -97,7 +97,7 @@ def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
         id_, _, severity = name.partition(":")
         rule = rules.get(id_)
         if rule is None:
-            raise OptionError(f"unknown rule {id_!r}; choose one of {', '.join(sorted(rules))}")
+            raise OptionError(f"unknown rule {id_!r}; {one_of(id_, rules)}")
         level = _severity(rule, severity)
         rules[id_] = replace(rule, levels={**rule.levels, level: _number(text, value)})
     return tuple(rules.values())

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
 
@@ -31,9 +32,9 @@ _PACKED = "a compressed file in a compressed one, or of an unsupported compressi
 _COLLAPSED = "perf script | stackcollapse-perf.pl > stacks.txt writes stacks that are read"
 
 _XPLANE = (
-    "pass the .trace.json.gz next to it (JAX writes one), or save the JSON text that "
-    "xspace_to_tool_data([FILE], 'trace_viewer', {})[0] of xprof.convert.raw_to_tool_data returns "
-    "(pip install xprof)"
+    "pass the .trace.json.gz next to it (JAX writes one), or convert it (pip install xprof): "
+    'python -c "import sys; from xprof.convert.raw_to_tool_data import xspace_to_tool_data as f; '
+    "print(f(sys.argv[1:], 'trace_viewer', {})[0])\" %s > trace.json"
 )
 
 #: Pattern of the first bytes, description, advice.
@@ -167,7 +168,8 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         hint = f"traceanalyzer view {path} shows it; pass the files that it was made from"
         return Foreign("a trace that traceanalyzer merge wrote", hint)
     if path.endswith(".xplane.pb") or perfetto.is_xplane(head):
-        return Foreign("an XPlane profile of JAX or TensorFlow, which is not supported", _XPLANE)
+        what = "an XPlane profile of JAX or TensorFlow, which is not supported"
+        return Foreign(what, _XPLANE % shlex.quote(path))
     if path.lower().endswith(perfetto.SUFFIXES):
         return Foreign("not a Perfetto trace despite its name", "was the export complete?")
     if head[257:262] == b"ustar":

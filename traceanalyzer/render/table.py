@@ -26,6 +26,7 @@ from traceanalyzer.render.text import (
     visible,
 )
 from traceanalyzer.result import Finding, Result, Table
+from traceanalyzer.units import one_of
 
 _READABLE = 24  # columns are hidden before names are shorter than this
 _SHORTEST = 10  # the limit where all other columns are hidden
@@ -241,11 +242,16 @@ def _require(option: str, names: Sequence[str], tables: Sequence[Table]) -> None
     for name in names:
         if not any(_column(table, name) for table in tables):
             lists = [f"{table.name}: {', '.join(_short_names(table))}" for table in tables]
-            raise OptionError(f"{option}: unknown column {name!r}; tables have {'; '.join(lists)}")
+            each = {one for table in tables for one in _short_names(table)}
+            hint = one_of(name, each, f"tables have {'; '.join(lists)}")
+            raise OptionError(f"{option}: unknown column {name!r}; {hint}")
 
 
 def _short_names(table: Table) -> list[str]:
-    return [_without_unit(name) for name in table.columns or table.frame.columns]
+    """Return the headings of a table as names, and the columns' own names of equal headings."""
+    columns = table.columns or {name: _without_unit(name) for name in table.frame.columns}
+    counts = Counter(columns.values())
+    return [_plain(label) if counts[label] == 1 else name for name, label in columns.items()]
 
 
 def _column(table: Table, text: str) -> str | None:
@@ -254,9 +260,10 @@ def _column(table: Table, text: str) -> str | None:
     if dot and _plain(first) not in (table.name, _plain(table.title)):
         return None
     names = table.frame.columns
-    known = {_without_unit(name): name for name in reversed(names)}
-    known |= {_plain(label): name for name, label in table.columns.items()}
-    known |= {name: name for name in names}
+    known = {_without_unit(name): name for name in reversed(names)} | {name: name for name in names}
+    # what is displayed comes before what is not
+    known |= {_plain(label): name for name, label in reversed(list(table.columns.items()))}
+    known |= {name: name for name in table.columns}
     if "n" in names:
         known.setdefault("count", "n")
     return known.get(_plain(rest if dot else first))

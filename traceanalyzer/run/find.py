@@ -4,6 +4,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple, TypeVar
@@ -109,15 +110,18 @@ def collect_inputs(
     for path in sorted((baselines.resolved(os.fspath(p)) for p in _listed(paths)), key=_order):
         if not os.path.isdir(path):  # noqa: PTH112 - the name is kept as it was given
             _require(path)
-            if not _is_text(path):
-                raise UnreadableFile(path, _NO_TEXT, hint="rename it")
-            inputs.append(path)
+            if _is_text(path):
+                inputs.append(path)
+            else:
+                skipped.append((_spelled(path), _NO_TEXT))
             continue
         recognised, foreign = _in_folder(path)
         if not recognised:
             raise _nothing_in(path, foreign)
         inputs += recognised
         skipped += foreign
+    if skipped and not inputs:
+        raise UnreadableFile(*skipped[0], hint="rename it")
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
     return InputList(inputs), [*skipped, *merged]
 
@@ -298,7 +302,18 @@ def _require(path: str) -> None:
         if path == "-":
             what = "standard input cannot be read here"
             raise UnreadableFile(path, what, hint="write it to a file and pass that") from None
-        raise UnreadableFile(path, _reason(error)) from None
+        raise UnreadableFile(path, _reason(error), hint=_similar(path)) from None
+
+
+def _similar(path: str) -> str | None:
+    """Suggest a file for a misspelt path, or for one without its suffix."""
+    folder, name = os.path.split(path)
+    try:
+        names = [one.name for one in Path(folder).iterdir()]
+    except (OSError, ValueError):
+        return None
+    close = [] if name in names else get_close_matches(name, names, n=1)
+    return f"did you mean {Path(folder, close[0])}?" if close else None
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -32,6 +32,7 @@ from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.trace import Meta, PathLike, Trace
+from traceanalyzer.units import one_of
 from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
 
 #: Called with (bytes read, total bytes) while a file is read.
@@ -327,9 +328,7 @@ def known(values: str | Iterable[str], names: Iterable[str], what: str) -> froze
     given = frozenset((values,) if isinstance(values, str) else values)
     allowed = frozenset(names)
     if unknown := sorted(given - allowed):
-        raise OptionError(
-            f"unknown {what} {unknown[0]!r}; choose one of {', '.join(sorted(allowed))}"
-        )
+        raise OptionError(f"unknown {what} {unknown[0]!r}; {one_of(unknown[0], allowed)}")
     return given
 
 
