@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,6 +89,90 @@ def test_jax_that_compiles_before_its_steps() -> None:
     (one,) = BY_ID["uneven-steps"].judge(Answers(dict(examine([compiling]).results)))
     assert "compilation" not in one.title
     assert "PjitFunction(add) (24 ms)" in one.title
+
+
+def on_cpu(lengths: Sequence[Mapping[str, int]]) -> Trace:
+    """Return one step for each mapping, with operators that take so many ms one after another."""
+    begin, events = 0, list[Event]()
+    for number, operators in enumerate(lengths):
+        events.append(step(number, begin, sum(operators.values()) * MS))
+        for name, took in operators.items():
+            events.append(host("cpu_op", name, begin, took * MS))
+            begin += took * MS
+    return trace(events)
+
+
+@pytest.mark.parametrize(
+    "slow", [({"mm": 14}, {"add": 6, "mm": 9}), ({"mm": 14, "add": 3}, {"mm": 15}), ({"mm": 16},)]
+)
+def test_slow_operators_by_chance(slow: Sequence[Mapping[str, int]]) -> None:
+    """Each slow step has another slow operator, or the one that takes most of the time anyway."""
+    usual = {"mm": 7, "add": 1, "view": 1, "sum": 1}
+    (one,) = judged("uneven-steps", on_cpu([usual] * 5 + [usual | more for more in slow]))
+    assert one.confidence == "low"
+    assert BY_ID["uneven-steps"].severity(one.size or 0, one.confidence) == "info"
+    assert "all of them take" in one.title
+
+
+def test_one_slow_operator_is_a_cause() -> None:
+    usual = {"mm": 7, "add": 1, "view": 1, "sum": 1}
+    (one,) = judged("uneven-steps", on_cpu([usual] * 5 + [usual | {"add": 6}] * 2))
+    assert one.confidence == "high"
+    assert "5 ms more in add" in one.title
+
+
+def summing(counts: Sequence[int], kind: str = "cpu_op") -> Trace:
+    """Return steps that sum so many losses, each in 1 ms, on the host or the device."""
+    begin, events = 0, list[Event]()
+    for number, n in enumerate(counts):
+        events += [step(number, begin, (10 + n) * MS), host("cpu_op", "mm", begin, 9 * MS)]
+        for at in range(n):
+            if kind == "kernel":
+                events.append(device("aten::sum", begin + (10 + at) * MS, MS))
+            else:
+                events.append(host(kind, "aten::sum", begin + (10 + at) * MS, MS))
+        begin += (10 + n) * MS
+    return trace([e for e in events if kind == "cpu_op" or e["kind"] != "cpu_op"])
+
+
+@pytest.mark.parametrize("kind", ["cpu_op", "kernel"])
+def test_calls_that_grow_with_each_step(kind: str) -> None:
+    (one,) = judged("growing-calls", summing([4, 6, 8, 10, 12], kind))
+    assert "aten::sum, from 4 to 12: 8 ms more" in one.title
+    assert one.cost_ns == (2 + 4 + 6 + 8) * MS // 5
+    assert one.size == pytest.approx(8 / 22)
+
+
+@pytest.mark.parametrize("counts", [[4, 6, 8, 10], [4, 8, 6, 10, 12], [4, 4, 4, 4, 12], [4] * 6])
+def test_calls_that_do_not_grow(counts: Sequence[int]) -> None:
+    """Few steps, a step with less, one long step, and no change."""
+    assert not judged("growing-calls", summing(counts))
+
+
+@pytest.mark.parametrize(("types", "found"), [("fdf", 1), ("fff", 0), ("ddd", 0)])
+def test_matrix_products_in_double_precision(tmp_path: Path, types: str, found: int) -> None:
+    """The time of products in double precision, half of which is gained, and the module of one."""
+    events = [chrome("user_annotation", f"ProfilerStep#{n}", n * 100, 100) for n in (0, 1)]
+    for n, one in enumerate(types * 2):
+        at = n // 3 * 100 + n % 3 * 30
+        name = {"f": "float", "d": "double"}[one]
+        events.append(chrome("python_function", f"nn.Module: Linear_{n % 3}", at, 25))
+        inputs = {"Input Dims": [[4, 4], [4, 4]], "Input type": [name, name]}
+        events.append(chrome("cpu_op", "aten::mm", at, 20, args=inputs))
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 1}))
+    results = dict(examine(path).results)
+    measured = list(BY_ID["double-products"].judge(Answers(results)))
+    assert len(measured) == found
+    for one in measured:
+        assert one.title.startswith("nn.Module: Linear_1")
+        assert one.size == pytest.approx(20 / 100 / 2)
+        assert one.cost_ns == 10 * US
+
+
+def chrome(kind: str, name: str, ts: int, dur: int, **more: object) -> dict[str, object]:
+    times = {"ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": dur}
+    return {"cat": kind, "name": name, **times, **more}
 
 
 def test_jax_that_compiles_in_its_steps() -> None:

@@ -71,10 +71,8 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     once = _is_once(cause, result, losses, answers)
     few = cause == causes.LAUNCH and _is_in_few(losses, _FEW, _MANY)
     alone = cause == causes.PEER and not _are_matched(answers)
-    if once:
-        advice = _once_advice(time, answers)
-    elif few:
-        advice = _first_launches(result)
+    if once or few:
+        advice = _once_advice(time, answers) if once else _first_launches(result)
     elif alone:
         advice = _ALONE
     else:
@@ -99,6 +97,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     moves = cause == causes.HOST_CODE and code.moves_to_gpu  # the GPU takes time for it, too
     unsure = result.coverage.work_lost or alone
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
+    unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
     yield Measured(
         title=_title(result, losses, answers, ranks, steps, waiting, once=once),

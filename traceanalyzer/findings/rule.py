@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.kernels.training import (
 )
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings.device_time import (
     BUBBLE,
@@ -192,6 +193,12 @@ class Answers:
         )
         same = bool(copying) and one.frame == copying
         return (same or one.falls_back) and "DtoH" in one.after and code > copies
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether operators of the CPU take longer in slow steps without a cause."""
+        rows = steps.only_slow if (steps := self.of(Steps)) is not None else None
+        return rows is not None and ALL_OPERATORS in rows["name"]
 
     @cached_property
     def program(self) -> Program:

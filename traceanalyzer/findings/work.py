@@ -29,8 +29,8 @@ from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.analyzers.steps.slow_steps import CODE, SLOW
-from traceanalyzer.findings import heavy_kernels, memory, serving, straggling
+from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, SLOW
+from traceanalyzer.findings import heavy_kernels, launching, memory, serving, straggling
 from traceanalyzer.findings.busy import growing_copies, in_steps, is_found
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import (
@@ -82,8 +82,8 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
     )
     rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
-    took = f"{format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
-    slowest = f"Slowest: {worst['step']}{rank}, {took}{grew}."
+    took = f"{rank}, {format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
+    slowest = f"Slowest: {worst['step']}{took}{grew}."
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
@@ -103,8 +103,9 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
     on_device = answers.time.in_steps and answers.time.whole_ns > 0
     share = answers.time.frac(cost) if on_device else cost / whole
+    sure = each.height >= _ENOUGH * result.ranks.height and not reason.startswith(_CHANCE)
     yield Measured(
-        size=size,
+        size=min(size, _OF_DESIGN) if reason.startswith(_CHANCE) else size,
         cost_frac=left * cost / whole,
         of="" if on_device else "step time",
         per="" if on_device else "step",
@@ -116,7 +117,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         step=worst["step"],
         cost_ns=round(left * cost / each.height),
         total_ns=round(left * cost) if on_device else None,
-        confidence="high" if each.height >= _ENOUGH * result.ranks.height else "low",
+        confidence="high" if sure else "low",
         explained=explained,
     )
 
@@ -228,6 +229,9 @@ def _why_slow(
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
     each = _longer(rows, worst["over"])
+    if rows.height and rows["name"][0] == ALL_OPERATORS:
+        times = format_ratio(rows["total_ns"][0] / rows["usual_ns"][0])
+        return f"{_CHANCE}all of them take {times} their usual time", _ALONE
     if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         return f"{kernels.text}{host}", kernels.advice(answers.program.clocks)
@@ -240,6 +244,12 @@ def _why_slow(
         return each, advice_on_slice(name, pytorch=answers.program.pytorch)
     return each, _grown_cause(answers, frame_text(name))[1]
 
+
+_CHANCE = "the machine was busy or throttled, or the inputs are larger: no single operator, but "
+_ALONE = (
+    "Look for other work on the machine (load, limits of the container, clocks) and for larger "
+    "inputs (torch.profiler: record_shapes=True), and record again on an idle machine."
+)
 
 #: The function of JAX that compiles, and the least share of step time that is worth it.
 _JAX_COMPILES, _LONG_COMPILATION = r"compiler\.py\(\d+\): backend_compile", 0.05
@@ -309,6 +319,9 @@ def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
         return pl.DataFrame()
     same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
     only = result.only_slow.filter(*same, pl.col("step") == step["step"])
+    every = pl.col("name") == ALL_OPERATORS
+    chance = only.filter(every, ~pl.col("usual_ns").is_null().any())
+    only = chance if chance.height else only.filter(~every)
     code = only.filter(pl.col("kind").is_in(CODE))
     return code if code.height else only
 
@@ -775,6 +788,6 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, *serving.RULES, _time_between_steps, _hot_line, *memory.RULES, _dropped_events,
-    _failed_program, _gpu_not_traced, _missing_ranks,
+    _uneven_steps, *launching.RULES, *serving.RULES, _time_between_steps, _hot_line,
+    *memory.RULES, _dropped_events, _failed_program, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

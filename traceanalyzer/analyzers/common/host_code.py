@@ -67,10 +67,10 @@ class Places:
         ).to_series()
 
     def _operator_rows(self, at: pl.DataFrame) -> pl.Series:
-        return slice_tree.innermost(at, self._tree, THREAD)
+        return slice_tree.innermost(at, self.tree, THREAD)
 
     @cached_property
-    def _tree(self) -> pl.DataFrame:
+    def tree(self) -> pl.DataFrame:
         """The operators with their parents: faster, as several analyses look up operators."""
         return slice_tree.build_tree(self.operators, THREAD)
 

@@ -93,6 +93,8 @@ class Part:
         only_slow: rows of :func:`~.slow_steps.only_slow`; None if not requested.
         between: rows of :func:`~.slow_steps.between`; None if not requested.
         code: rows of :func:`~.slow_steps.code`; None if not requested.
+        growing: rows of :func:`~.slow_steps.growing`; None if not requested.
+        doubles: rows of :func:`~.slow_steps.doubles`; None if not requested.
     """
 
     rank: int | None
@@ -106,6 +108,8 @@ class Part:
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
     code: pl.DataFrame | None = None
+    growing: pl.DataFrame | None = None
+    doubles: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -154,6 +158,8 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         only_slow=slow_steps.only_slow(trace, part.steps),
         between=slow_steps.between(trace, part.steps),
         code=slow_steps.code(trace, part.steps),
+        growing=slow_steps.growing(trace, part.steps),
+        doubles=slow_steps.doubles(trace, part.steps),
     )
 
 
@@ -195,6 +201,8 @@ def combine(parts: Sequence[Part], options: Options) -> Steps:
         only_slow=_with_sources(parts, "only_slow"),
         between=_with_sources(parts, "between"),
         code=_with_sources(parts, "code"),
+        growing=_with_sources(parts, "growing"),
+        doubles=_with_sources(parts, "doubles"),
         input_notes=notes,
     )
 

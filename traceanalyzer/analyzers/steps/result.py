@@ -79,6 +79,8 @@ class Steps(Result):
             or report.
         code: rank, path and the columns of :func:`~.slow_steps.code`; None but in a diagnosis or
             report.
+        growing: the same of :func:`~.slow_steps.growing`.
+        doubles: the same of :func:`~.slow_steps.doubles`.
     """
 
     question = "How long do steps take, and what makes some slower?"
@@ -94,6 +96,8 @@ class Steps(Result):
     only_slow: pl.DataFrame | None = None
     between: pl.DataFrame | None = None
     code: pl.DataFrame | None = None
+    growing: pl.DataFrame | None = None
+    doubles: pl.DataFrame | None = None
 
     @cached_property
     def counted(self) -> pl.DataFrame:

@@ -10,6 +10,12 @@ import polars as pl
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.common import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
+from traceanalyzer.analyzers.common.host_code import (
+    THREAD,
+    common_places,
+    places_of,
+    python_frames,
+)
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matching
 from traceanalyzer.analyzers.common.step_marks import STEP
@@ -69,9 +75,13 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
     least: float = slow["over"].min()  # type: ignore[assignment]
+    calls = _calls_of_steps(trace, steps)
+    of_all = [_forward_only(trace, calls, slow)]
+    if device_work(trace).is_empty():
+        of_all.append(_all_operators(calls, slow))
     slices = _in_steps(trace, each, int(_LEAST_FRAC * least) // _MANY)
     if slices.is_empty():
-        return _forward_only(trace, each, slow)
+        return pl.concat(of_all)
     sums = slices.group_by("step", "name").agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").sum(), kind=pl.col("kind").first()
     )
@@ -90,7 +100,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("usual_ns").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
     )
     if kept.is_empty():
-        return _forward_only(trace, each, slow)
+        return pl.concat(of_all)
     short = _in_steps(trace, each.join(slow, on="step", how="anti"), 0, kept["name"])
     elsewhere = pl.col("name").is_in(short["name"].cast(pl.String).unique().implode())
     elsewhere |= pl.col("usual_ns").is_not_null()
@@ -101,7 +111,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     rows = _without_nested(_without_waiting(kept, spans, trace), spans).select(
         pl.col(name).cast(of) for name, of in _SCHEMA.items()
     )
-    return pl.concat([rows, _forward_only(trace, each, slow)])
+    return pl.concat([rows, *of_all])
 
 
 def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> pl.DataFrame:
@@ -167,14 +177,13 @@ FORWARD_ONLY = "forward passes without a backward pass"
 _MORE = 1.5
 
 
-def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+def _forward_only(trace: Trace, calls: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
     named = [matching(trace.names, [pattern]) for pattern in (LAYERS, BACKWARD)]
     if not all(named):
         return pl.DataFrame(schema=_SCHEMA)
-    events = trace.events[["kind", "ts", "name"]].filter(pl.col("kind") == "cpu_op")
     layers, backward = (
-        _per_step(events.filter(pl.col("name").is_in(names)), each) for names in named
+        calls.filter(pl.col("name").is_in(names)).group_by("step").len("n") for names in named
     )
     rows = slow.join(layers, on="step").join(backward, on="step", how="left", suffix="_backward")
     rows = rows.with_columns(pl.col("n_backward").fill_null(0))
@@ -187,11 +196,6 @@ def _forward_only(trace: Trace, each: pl.DataFrame, slow: pl.DataFrame) -> pl.Da
         kind=pl.lit("other"), name=pl.lit(FORWARD_ONLY), total_ns="over", usual_ns=None
     )
     return steps.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
-
-
-def _per_step(events: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
-    number = linking.label_by_interval(events[["ts"]], each)["interval"]
-    return pl.DataFrame({"step": each["step"][number.drop_nulls()]}).group_by("step").len("n")
 
 
 def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -295,6 +299,140 @@ def _launched_ns(trace: Trace, slices: pl.DataFrame) -> pl.Series:
         for ends in (slices["ts"], slices["ts"] + slices["dur"])
     )
     return pl.Series(last - first)
+
+
+_CALLS = ["name", "number"]
+
+#: Calls grow if their number and that of the step are correlated this much, over so many steps ...
+_STEADY, _LEAST_STEPS = 0.95, 5
+#: ... and the last step has this many times as many as the first.
+_GROWN = 1.05
+
+#: Number of the steps, and durations of all and of the last one.
+_STEPS = dict.fromkeys(("steps", "steps_ns", "last_step_ns"), pl.Int64)
+
+_GROWING = {
+    **dict.fromkeys(("name", "outer", "code", "called"), pl.String),
+    **dict.fromkeys(("first", "last", "more_ns", "last_ns"), pl.Int64),
+    **_STEPS,
+}
+
+
+def growing(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the operators, else kernels, of which no step runs less than the one before.
+
+    Returns:
+        One row at most: name (with the longest time), its calls in the first and last step,
+        ``more_ns`` and ``last_ns`` (self time of all growing calls beyond as many as in the first
+        step, over all steps and in the last one, at the time of a call in the fastest step), and
+        outer, code and called of :func:`~.host_code.common_places` around all of them, steps.
+    """
+    calls, each = _calls_of_steps(trace, steps), steps["start"].n_unique()
+    sums = calls.group_by(_CALLS).agg(n=pl.len().cast(pl.Int64), ns=pl.col("ns").sum())
+    numbers = pl.int_range(each, dtype=pl.UInt32, eager=True).alias("number").to_frame()
+    every = sums.select("name").unique().join(numbers, how="cross")
+    n, first = pl.col("n"), pl.col("n").first()
+    known = every.join(sums, on=_CALLS, how="left").with_columns(n.fill_null(0)).sort(_CALLS)
+    more, usual = n - first, (pl.col("ns") / n).min()
+    rows = known.group_by("name").agg(
+        first=first, last=n.last(), more_ns=more.sum() * usual, last_ns=more.last() * usual,
+        steady=(n.diff() >= 0).all() & (pl.corr("number", "n") >= _STEADY),
+    )  # fmt: skip
+    least = pl.max_horizontal(_GROWN * pl.col("first"), pl.col("first") + each)
+    rows = rows.filter("steady", pl.col("last") >= least, each >= _LEAST_STEPS)
+    if rows.is_empty():
+        return pl.DataFrame(schema=_GROWING)
+    of_rows = calls.filter(pl.col("name").is_in(rows["name"].implode()))
+    around = common_places(trace, of_rows.select(*THREAD, "ts", "ns", group=pl.lit(0)))
+    main = rows.sort("more_ns", "name", descending=[True, False]).head(1)
+    sums = main.with_columns(rows.select(pl.col("more_ns", "last_ns").sum()))
+    joined = sums.with_columns(group=pl.lit(0), **_lengths(steps)).join(
+        around, on="group", how="left"
+    )
+    return joined.select(pl.col(one).cast(of) for one, of in _GROWING.items())
+
+
+def _lengths(steps: pl.DataFrame) -> dict[str, Any]:
+    lengths = steps.unique("start").sort("start").select(pl.col("end") - pl.col("start"))["end"]
+    return {"steps": lengths.len(), "steps_ns": lengths.sum(), "last_step_ns": lengths[-1]}
+
+
+#: Operators that multiply matrices, none of which calls another one, and modules of PyTorch.
+_PRODUCTS, _MODULE = r"^aten::(?:(?:add|b|baddb)?mm|convolution(?:_backward)?)$", "^nn.Module: "
+
+_DOUBLES = {"name": pl.String, "code": pl.String} | dict.fromkeys(
+    ("n", "others", "ns", "others_ns", *_STEPS), pl.Int64
+)
+
+
+def doubles(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the matrix products of the CPU in double precision, if others have a lower one.
+
+    Returns:
+        One row at most: name (of the first module with one, else of the operator), code (its own
+        code), n and ns (of these products from the first to the last step), others, ``others_ns``.
+    """
+    none = pl.DataFrame(schema=_DOUBLES)
+    if "input_types" not in trace.events.columns or device_work(trace).height:
+        return none
+    within = pl.col("ts").is_between(steps["host_start"].min(), steps["host_end"].max())
+    products = pl.col("name").is_in(matching(trace.names, [_PRODUCTS]))
+    calls = trace.events.filter(pl.col("kind") == "cpu_op", within, products, pl.col("dur") > 0)
+    is_double = pl.col("input_types").cast(pl.String).str.contains(r"^\W*double\b")
+    rows, others = (calls.filter(of_them) for of_them in (is_double, ~is_double))
+    if rows.is_empty() or others.is_empty():
+        return none
+    modules = trace.events.filter(pl.col("name").is_in(matching(trace.names, [_MODULE])))
+    spans = modules.select(*THREAD, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+    layer = spans["name"][linking.enclosing(rows, spans, THREAD)["slice"]]
+    named = rows.select("name", layer=layer, code=python_frames(trace, rows))
+    first = named.sort(pl.col("layer").is_null(), maintain_order=True).head(1)
+    row = first.select(pl.coalesce("layer", "name").alias("name"), "code").with_columns(
+        n=rows.height,
+        others=others.height,
+        ns=rows["dur"].sum(),
+        others_ns=others["dur"].sum(),
+        **_lengths(steps),
+    )
+    return row.select(pl.col(one).cast(of) for one, of in _DOUBLES.items())
+
+
+def _calls_of_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return pid, tid, name, ts, ns (self time), number, step of operators, else of kernels."""
+    each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
+    rows, windows = places_of(trace).tree, device_steps.on_host(each)
+    if rows.is_empty():
+        work = device_work(trace).with_columns(tid=pl.lit(None, pl.Int64))
+        rows, windows = work.with_columns(self_time=pl.col("end") - pl.col("start")), each
+    calls = rows.select(*THREAD, "name", ts="start", ns="self_time")
+    number = linking.label_by_interval(calls, windows)["interval"].alias("number")
+    return calls.hstack([number, each["step"][number]]).drop_nulls("number")
+
+
+#: All operators of the CPU, which take longer in slow steps although no single one explains it, and
+#: the least share of the excess for that.
+ALL_OPERATORS, _BY_CHANCE = "all operators", 0.7
+
+
+def _all_operators(calls: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
+    """Rows for slow steps whose operators take longer by chance: ``usual_ns`` is for as many calls.
+
+    No operator with less than 30 % of the time of other steps takes 30 % of the excess of each.
+    """
+    sums = calls.group_by("step", "name").agg(n=pl.len(), total_ns=pl.col("ns").sum())
+    of_others = sums.join(slow, on="step", how="anti").group_by("name")
+    usual = of_others.agg(pl.col("n", "total_ns").sum())
+    usual_ns = pl.col("n") * pl.col("total_ns_usual") / pl.col("n_usual")
+    rows = sums.join(slow, on="step").join(usual, on="name", suffix="_usual")
+    rows = rows.with_columns(usual_ns=usual_ns, more=pl.col("total_ns") - usual_ns)
+    is_small = pl.col("total_ns_usual") < pl.lit(_LEAST_FRAC) * usual["total_ns"].sum()
+    longer = rows.filter(is_small, pl.col("more") >= _LEAST_FRAC * pl.col("over"))
+    in_each = bool((longer["name"].value_counts()["count"] == slow.height).any())
+    most = rows["more"].sum() >= pl.lit(_BY_CHANCE) * slow["over"].sum()
+    totals = rows.group_by("step").agg(pl.col("n", "total_ns", "usual_ns").sum())
+    totals = totals.filter(most, not in_each)
+    totals = totals.with_columns(kind=pl.lit("cpu_op"), name=pl.lit(ALL_OPERATORS))
+    return totals.select(pl.col(name).cast(of) for name, of in _SCHEMA.items())
 
 
 def _without_nested(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
