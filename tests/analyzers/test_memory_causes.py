@@ -270,6 +270,41 @@ def test_results_that_are_kept_one_by_one_are_growth(
     assert ("no_grad" in advice) == (caller == "validate")
 
 
+@pytest.mark.parametrize(
+    ("line", "before", "after", "grows"),
+    [
+        ("allocate_session", 40, 0, True),
+        ("load_weights", 40, 0, False),  # a model that is too large
+        ("allocate_session", 0, 0, False),
+        ("allocate_session", 40, 60, False),  # a burst at the beginning
+        ("forward", 40, 0, False),  # activations of one pass
+    ],
+)
+def test_blocks_that_one_line_adds_until_memory_is_full(
+    line: str, before: int, after: int, grows: bool, tmp_path: Path
+) -> None:
+    """Nothing is freed beside them; they are taken as the steps."""
+    snapshot = Snapshot()
+    for block in range(before):
+        snapshot.alloc(BASE + GIB + block * MIB, MIB, MAIN, ("build", "/home/ada/model.py", 8))
+    stack = (MAIN, (line, "/home/ada/cache.py", 57), *[CALL, FORWARD] * (line == "forward"))
+    for block in range(80):
+        snapshot.alloc(BASE + block * MIB, MIB, *stack)
+    for block in range(after * 2):
+        snapshot.alloc(BASE + 2 * GIB + block, 1 + block, MAIN, KEEP)
+    snapshot.note("oom", 0, MIB, *stack)
+    for start, n in ((BASE, 80), (BASE + GIB, before)):
+        snapshot.hold(start, max(n, 1) * MIB, *((k * MIB, MIB) for k in range(n)))
+    path = snapshot.write(tmp_path / "x.pickle")
+    (error,) = ta.memory_oom(path).errors.iter_rows(named=True)
+    assert (error["cause"] == "steady growth") == grows
+    if grows:
+        assert ta.memory_growth(path).suspects["grown_bytes"].to_list() == [79 * MIB]
+    else:
+        with pytest.raises(MissingData):
+            ta.memory_growth(path)
+
+
 # --- fragmentation ---------------------------------------------------------------------------
 
 

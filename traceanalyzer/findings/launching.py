@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.gpu_api import Api
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.findings.busy import called_in, in_steps
+from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns

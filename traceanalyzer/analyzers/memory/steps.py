@@ -90,6 +90,8 @@ def _attempts(
     # memory that is freed only every few steps hides the lows between them
     at = finer if finer.size >= _OFTEN * at.size else at
     yield _table(at, history.times(pl.Series(at)), LOW)
+    at = _one_by_one(history, rank.lines)
+    yield _table(at, history.times(pl.Series(at)), REPETITION)
 
 
 def _table(at: Ints, times: pl.Series, by: str, names: list[str] | None = None) -> pl.DataFrame:
@@ -273,3 +275,36 @@ def _lows(history: ledger.Ledger, part: float) -> Ints:
         most = (fall if part == _SWING else swing) / _MANY
         lows = [] if (inside["bytes"] > most).any() else lows
     return np.array(lows if len(lows) >= _MIN_REPEATS else [], np.int64)
+
+
+#: What fills the memory until an error one by one: blocks of unknown use from one stack that are
+#: not freed, so many of about one size, over at least this share of the time, no pause longer than
+#: a part of it, with some memory before them: not the weights of a model, or one forward pass.
+_BLOCKS, _SAME, _MOST_TIME, _PAUSE, _BEFORE = 8, 1.1, 0.5, 0.25, 0.1
+_LOADS = r"(?i)\b(?:__init__|\w*(?:load|init|pretrained|compile|warm_?up|capture)\w*|_apply) \("
+
+
+def _one_by_one(history: ledger.Ledger, lines: attribution.Lines) -> Ints:
+    """Return positions of such blocks; none without an error, or if there are none."""
+    none, failed = np.array([], np.int64), history.rows["kind"].cast(pl.String) == "oom"
+    if not failed.any():
+        return none
+    last = int(failed.arg_max() or 0)
+    rows = history.allocations.filter(
+        pl.col("start").is_between(1, last), category=attribution.UNKNOWN
+    )
+    size, ends = pl.col("bytes"), pl.col("end").fill_null(last + 1)
+    kept = (pl.len() >= _BLOCKS) & (size.max() <= _SAME * size.min()) & (ends.min() > last)
+    sums = rows.group_by("stack").agg(kept=kept, total=size.sum(), at=pl.col("start").sort())
+    most = sums.filter("kept").sort("total", "stack").tail(1)
+    for stack, at in most.select("stack", "at").iter_rows():
+        (frames,) = lines.paths(pl.Series([stack], dtype=pl.UInt32))
+        places = pl.Series([1, *at, last])
+        times = history.times(places, clamp=True)
+        time = (places if times.null_count() else times).to_numpy()
+        whole, pause = time[-1] - time[0], np.diff(time)[1:].max()
+        alone = history.live[at[0] - 1] >= _BEFORE * history.live[last]
+        steady = whole * _MOST_TIME <= time[-1] - time[1] and pause <= _PAUSE * whole
+        if alone and steady and not re.search(_LOADS, frames or ""):
+            return np.array(at, np.int64)
+    return none
