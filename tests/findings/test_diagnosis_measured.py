@@ -153,6 +153,8 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
         ("tokenize (text.py:5);0x7f (libc.so.6)", "less data"),
         ("__getitem__ (ds.py:5);__getitem__ (pandas/core/indexing.py:1153)", "to_numpy()"),
         ("step (quad.py:5);do_simulation (gymnasium/envs/mujoco_env.py:215)", "SubprocVecEnv"),
+        ("tokenize (text.py:5);do_spin (libgomp.so.1)", "OMP_NUM_THREADS"),
+        ("tokenize (text.py:5);__kmp_fork_barrier (libomp.so)", "OMP_NUM_THREADS"),
         ("<built-in method conv2d>", "<built-in method conv2d>: call"),
         ("get (cache.py:33);acquire (filelock/_api.py:344)", "holds the lock"),
     ],
@@ -162,6 +164,18 @@ def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
     raw.write_text(f"main (train.py:1);epoch (train.py:2);{below} 90\nmain (train.py:1) 10\n")
     *_, one, _main = measurements("hot-line", ta.py_spy_report(raw))
     assert part in one.advice
+
+
+def test_progress_bars_are_one_finding(tmp_path: Path) -> None:
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text(
+        "main (train.py:1);update (tqdm/std.py:1242);write (tqdm/utils.py:196) 20\n"
+        "main (train.py:2);set_postfix (tqdm/std.py:1431);fp_write (tqdm/std.py:453) 15\n"
+        "main (train.py:3);load (data.py:5) 65\n"
+    )
+    bars, line = measurements("hot-line", ta.py_spy_report(raw))
+    assert (bars.size, line.size) == (0.35, 0.65)
+    assert bars.evidence == ("Called by main (train.py:1), main (train.py:2).",)
 
 
 def test_the_model_below_other_lines_is_no_finding(tmp_path: Path) -> None:

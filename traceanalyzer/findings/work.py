@@ -519,7 +519,11 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
     )
     yield from _lock_waits(result)
-    for number, row in enumerate(_lines(counted).head(_MOST_LINES).iter_rows(named=True)):
+    is_bar = pl.col("path").str.contains(_OF_BARS).fill_null(value=False)
+    yield from _progress_bars(counted.filter(is_bar), running, of)
+    for number, row in enumerate(
+        _lines(counted.filter(~is_bar)).head(_MOST_LINES).iter_rows(named=True)
+    ):
         if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
             continue  # what the program is for
         name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
@@ -534,6 +538,25 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
                 *[f"Not counted: {rest} that only wait or import modules."] * (idle > 0),
             ),
             advice=_below(result, row),
+            of=of,
+        )
+
+
+#: Files of progress bars.
+_OF_BARS = r"^(?:.*[/\\])?tqdm[/\\]"
+
+
+def _progress_bars(rows: pl.DataFrame, running: float, of: str) -> Iterator[Measured]:
+    """Yield the samples in progress bars, summed over the lines that update them."""
+    if share := float(rows["samples"].sum()) / running if running else 0.0:
+        lines = largest_first(_lines(rows), "samples", *LIBRARY).head(_NAMED)
+        places = [f"{name} ({path}:{line})" for name, path, line in lines[LIBRARY].iter_rows()]
+        yield Measured(
+            size=share,
+            title=f"{format_frac(share)} of {of} update a progress bar (tqdm).",
+            evidence=tuple([f"Called by {', '.join(places)}."] * bool(places)),
+            advice="Write it less often: tqdm(mininterval=10), set_postfix(refresh=False) every N "
+            "steps; disable=True where the output is a file.",
             of=of,
         )
 
@@ -599,12 +622,18 @@ _MAYBE_NATIVE = (
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
 
-#: Libraries of environments of reinforcement learning.
-_OF_ENVIRONMENTS = r"(?:gymnasium|gym|mujoco|pybullet|dm_control)[/\\]"
-_ENVIRONMENTS = (
-    "Step the environments in several processes (SubprocVecEnv of Stable-Baselines3, "
-    "AsyncVectorEnv of Gymnasium), or simulate them on the GPU."
-)
+#: Advice by what is below a line, ``file: function``: environments of reinforcement learning, and
+#: threads of OpenMP that spin.
+_BELOW = {
+    r"^(?:gymnasium|gym|mujoco|pybullet|dm_control)[/\\]": (
+        "Step the environments in several processes (SubprocVecEnv of Stable-Baselines3, "
+        "AsyncVectorEnv of Gymnasium), or simulate them on the GPU."
+    ),
+    r": (?:do_spin|do_wait|gomp_\w*(?:barrier|wait)\w*|__?kmpc?_\w*(?:barrier|wait|fork)\w*)": (
+        "Threads of OpenMP wait for each other there: use as many as the process has CPUs "
+        "(OMP_NUM_THREADS, torch.set_num_threads; a container may have fewer than the node)."
+    ),
+}
 #: Advice on data sets that read a DataFrame.
 _ARRAYS = "Convert the columns of the DataFrame to arrays once (to_numpy()) and index those."
 
@@ -623,8 +652,9 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
         arrays = f" {_ARRAYS}" * file.startswith("pandas")
         call = "call it in loader workers (num_workers=4)."
         return f"{name} runs in the main process: {call}{arrays}"
-    if re.match(_OF_ENVIRONMENTS, file):
-        return f"{share} of it is in {called}. {_ENVIRONMENTS}"
+    for pattern, text in _BELOW.items():
+        if re.search(pattern, f"{file}: {leaf}"):
+            return f"{share} of it is in {called}. {text}"
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
         python = (
