@@ -8,6 +8,7 @@ from pathlib import Path
 
 import comm_traces
 import pytest
+from comm_traces import MS, US, device, host, step, trace
 from conftest import ROOT
 from diagnosing import diagnosis
 from wording import check_wording
@@ -17,6 +18,7 @@ from traceanalyzer.analyzers.common.gpu_api import Api, in_hip
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.findings.program import Program, program as program_of
 from traceanalyzer.findings.result import DIFFERENT_JOBS, _need, _skipped
+from traceanalyzer.findings.rule import IDLE_RULES
 
 FIXTURES = ROOT / "fixtures"
 
@@ -188,6 +190,8 @@ def test_truncated_file_without_gpu_work_is_not_to_be_recorded_again(
     (tmp_path / "cut.json.gz").write_bytes(whole[:100_000])
     [note] = [one for one in ta.diagnose(tmp_path / "cut.json.gz").notes if "skipped" in one]
     assert "ProfilerActivity" not in note
+    result = ta.diagnose(tmp_path / "cut.json.gz")
+    assert not {one.id for one in result.findings} & {*IDLE_RULES.values()}
     check_wording(note)
 
 
@@ -259,3 +263,18 @@ def test_budget_of_one_rank_does_not_separate_wait_time(shared: Path) -> None:
     several = diagnosis(FIXTURES / "nccl_8ranks").budget
     names = several.filter(part="exposed communication")["name"].to_list()
     assert names == ["wait time for other ranks", "transfer"]
+
+
+@pytest.mark.parametrize("hole", [range(20, 30), range(20, 22), range(0)])
+def test_idle_time_is_not_judged_in_recordings_with_a_hole(hole: range) -> None:
+    """Kernels of which the launch calls were recorded are missing; few of them do not matter."""
+    events = [step(0, 0, 60 * MS)]
+    for n in range(60):
+        launch = host("cuda_runtime", "cudaLaunchKernel", n * MS, 10 * US, correlation=n)
+        kernel = device("gemm", n * MS + 20 * US, MS // 2, correlation=n)
+        events += [launch] if n in hole else [launch, kernel]
+    result = ta.diagnose(trace(events))
+    found = any(one.id in IDLE_RULES.values() for one in result.findings)
+    assert found == (len(hole) < 10)
+    unknown = "kernels are missing within the recording"
+    assert (unknown in result.rules["why"].to_list()) == (not found)

@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.overlap.result import Overlap
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline.summary import summary
@@ -135,7 +136,9 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     """
     answers = Answers(examined.results, one_job=not examined.jobs)
     little = _little_work(answers)
+    lost = _lost_work(answers)
     skipped = {rule.id: _why_skipped(rule, examined, little) for rule in rules}
+    skipped |= {one: why or lost or None for one, why in skipped.items() if one in _IDLE}
     candidates = [
         one for rule in rules if skipped[rule.id] is None for one in _candidates(rule, answers)
     ]
@@ -224,6 +227,22 @@ def _little_work(answers: Answers) -> str:
     )
 
 
+def _lost_work(answers: Answers) -> str:
+    """Return which GPU work is not in the file, if idle time is unknown without it."""
+    idle, info, rows = answers.of(GpuIdle), answers.get("info"), answers.problems
+    if idle is None or not isinstance(info, Info):
+        return ""
+    on_gpu = answers.program.gpus or answers.of(Memory) is not None
+    if idle.coverage.work_lost and idle.coverage.on_host and on_gpu:
+        return "the file is truncated before its GPU work"
+    inside = pl.col("text").str.contains(soundness.WITHIN, literal=True)
+    missing = int(rows.filter(inside, code=vocabulary.MISSING_KERNELS)["count"].sum())
+    whole = missing + int(info.contents["device_work"].sum())
+    return "kernels are missing within the recording" if missing > _MUCH_LOST * whole else ""
+
+
+#: Idle time is unknown if more than this share of the device work is missing.
+_MUCH_LOST = 0.1
 #: Less GPU work than this, and than this share of the recorded time, is almost none.
 _LITTLE_NS, _LITTLE_FRAC = 1_000_000, 0.001
 #: Analyses that do not need GPU work.
@@ -251,6 +270,8 @@ def _warning(examined: Examination, answers: Answers) -> str:
         first, *more = examined.truncated
         files = f"{first} and {format_count(len(more), 'other file')} are"
         texts.append(f"{files if more else f'{first} is'} truncated: events are missing.")
+    if lost := _lost_work(answers):
+        texts.append(f"Idle time is unknown: {lost}.")
     if examined.jobs:
         texts.append(
             f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and shares are of the time "

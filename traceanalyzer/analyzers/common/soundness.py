@@ -323,6 +323,9 @@ _MISSING_FRAC, _MISSING = 0.02, 3
 #: This many launches before the first kernel are lost, whatever their share.
 _LOST_FIRST = 20
 
+#: Where kernels are missing that others enclose.
+WITHIN = ", most of them between recorded kernels"
+
 _SYNCHRONISE = "call torch.cuda.synchronize() before the profiler stops"
 _WARM_UP = (
     "let the profiler warm up for some steps (torch.profiler.schedule(warmup=2)): CUPTI starts "
@@ -377,7 +380,7 @@ def _missing_kernels(trace: Trace) -> Iterator[Issue]:
     if count < _MISSING or (count < _MISSING_FRAC * calls.height and first < _LOST_FIRST):
         return
     last = missing.filter(pl.col("ts") > ends["last"].item()).height
-    where, remedy = "", "record fewer steps or fewer kinds of events: CUPTI drops records"
+    where, remedy = WITHIN, "record fewer steps or fewer kinds of events: CUPTI drops records"
     if 2 * first > count:
         where, remedy = f", {first:,} of them before the first recorded kernel", _WARM_UP
     elif 2 * last > count:
