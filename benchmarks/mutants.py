@@ -128,7 +128,7 @@ def mutant(source: str, number: int) -> tuple[CodeType, str]:
     change(node)
     after = ast.unparse(node)
     ast.fix_missing_locations(tree)
-    code = compile(tree, "mutant", "exec")
+    code = compile(tree, "mutant", "exec", dont_inherit=True)
     return code, f"line {getattr(node, 'lineno', 0)}: {before} -> {after}"
 
 
@@ -189,7 +189,7 @@ def main() -> None:
         count = len(list(places(ast.parse(source))))
         chance = random.Random(f"{arguments.seed} {module}")
         chosen = sorted(chance.sample(range(count), min(count, arguments.each)))
-        if run(path, compile(source, str(path), "exec"), tests):
+        if run(path, compile(source, str(path), "exec", dont_inherit=True), tests):
             sys.exit(f"{module}: its tests fail as it is")
         lived = []
         for number in chosen:
