@@ -133,6 +133,28 @@ def test_a_row_that_contradicts_the_total_has_no_share(torch: str, tmp_path: Pat
     assert operators["self_device_frac"].to_list() == [pytest.approx(100 / 118), None]
 
 
+def test_the_span_of_an_annotation_is_no_work_and_an_idle_device_is_named(tmp_path: Path) -> None:
+    names = ("Name", "Self CPU %", "Self CPU", "CPU total %", "CPU total", "CPU time avg",
+             "Self CUDA", "Self CUDA %", "CUDA total", "CUDA time avg", "# of Calls")  # fmt: skip
+    cells = "  ".join(["{:>14}"] * len(names))
+    rows = (
+        ("engine_step", "0%", "0us", "0%", "0us", "0us", "1.858s", "353%", "1.858s", "29ms", "64"),
+        ("engine_step", "60%", "1.14s", "99%", "1.88s", "29ms", "0us", "0%", "0us", "0us", "64"),
+        ("aten::mm", "9%", "0.2s", "9%", "0.2s", "9us", "500ms", "95%", "500ms", "45us", "9280"),
+    )
+    rule = "  ".join("-" * 14 for _ in names)
+    lines = [rule, cells.format(*names), rule, *(cells.format(*row) for row in rows), rule]
+    path = tmp_path / "table.txt"
+    totals = "\nSelf CPU time total: 1.883s\nSelf CUDA time total: 525.902ms\n"
+    path.write_text("\n".join(lines) + totals)
+    result = ta.printed(path)
+    assert result.to_polars("operators")["self_device_frac"].to_list()[-1] is None
+    assert "27.9 %" in result.verdict
+    assert "engine_step" in result.verdict
+    (note,) = (note for note in result.notes if "(engine_step)" in note)
+    assert "annotation" in note
+
+
 def test_a_limited_table_says_its_share(torch: str) -> None:
     result = ta.printed(f"{torch}top10.txt")
     rows = result.to_polars("operators")["self_host_ns"].sum()
@@ -199,6 +221,22 @@ def test_memory_summary() -> None:
     assert names[0] == "Allocated memory"
 
 
+def test_commented_rows_and_a_fragmented_allocator(tmp_path: Path) -> None:
+    text = (TEXTS / "profiler_list.dat").read_text()
+    plain = tmp_path / "plain.txt"
+    plain.write_text(text)
+    commented = tmp_path / "commented.txt"
+    error = "OOM: CUDA out of memory. Tried to allocate 62.00 MiB (GPU 0)\n"
+    commented.write_text(error + text.replace(" |\n", " |  # a comment\n"))
+    whole, same = (ta.printed(path) for path in (plain, commented))
+    (row,) = same.to_polars("memory").drop("path", "requested_bytes").to_dicts()
+    assert row == whole.to_polars("memory").drop("path", "requested_bytes").to_dicts()[0]
+    assert same.to_polars("memory")["requested_bytes"].to_list() == [62 << 20]
+    unused = row["reserved_end_bytes"] - row["end_bytes"]
+    assert ("Fragmentation" in same.verdict) == (unused > 62 << 20)
+    assert "Fragmentation" not in whole.verdict
+
+
 def test_memory_usage_is_a_series() -> None:
     result = ta.printed(LOG)
     calls = result.to_polars("memory_calls")
@@ -251,6 +289,29 @@ def test_iterations_of_megatron(tmp_path: Path) -> None:
     assert steps["warm_up"].to_list() == [True, False, False, False]
     assert result.scalars["median_ns"] == 800e6
     assert "iteration" in result._repr_html_()
+
+
+def test_an_iteration_of_megatron_has_its_number_timers_rate_and_memory(tmp_path: Path) -> None:
+    path = tmp_path / "slurm.out"
+    path.write_text(
+        " iteration      100/  320000 | elapsed time per iteration (ms): 963.5/970.1 |"
+        " throughput per GPU (TFLOP/s/GPU): 812.5/800.0 | lm loss 8.9E+00 |\n"
+        "after 100 iterations memory (MB) | allocated: 6784.5 | max allocated: 11927.0"
+        " | cached: 13826.0 | max cached: 13827.0\n"
+        "time (ms) | forward: 276.00 | backward: 672.00 | allreduce: 13.96 | optimizer: 14.00\n"
+    )
+    result = ta.printed(path)
+    (step,) = result.to_polars("steps").to_dicts()
+    names = ("number", "duration_ns", "forward_ns", "backward_ns", "optimizer_ns", "tflops")
+    assert [step[name] for name in names] == [100, 963.5e6, 276e6, 672e6, 14e6, 812.5]
+    assert "backward (69.7 %)" in result.verdict
+    assert not any("Not counted" in note for note in result.notes)
+    (memory,) = result.to_polars("memory").to_dicts()
+    sizes = ("end_bytes", "peak_bytes", "reserved_end_bytes", "reserved_peak_bytes")
+    assert [memory[name] / (1 << 20) for name in sizes] == [6784.5, 11927, 13826, 13827]
+    colours = tmp_path / "colours.log"
+    colours.write_text("[[32m20251202 06:56:28[0m][[36mrank-7/8[0m] " + path.read_text())
+    assert ta.printed(colours).to_polars("steps")["number"].to_list() == [100]
 
 
 def test_both_spellings_of_timers(shared: Path) -> None:
@@ -315,6 +376,20 @@ def test_communication_summary(shared: Path) -> None:
     assert row["algbw_gbps"] == pytest.approx(954.38 * (1 << 20) / 268_820_000, rel=1e-3)
     first = groups.filter(pl.col("message_bytes") == 4096).to_dicts()[0]
     assert first["outside_ns"] == 980_950_000 - 25 * 330_000
+
+
+def test_shares_of_a_summary_are_those_of_printed_totals(tmp_path: Path) -> None:
+    path = tmp_path / "comms.txt"
+    heads = ("Total Latency(ms)", "Avg Latency(ms)", "tput_avg (Gbps)", "busbw_avg (Gbps)")
+    path.write_text(
+        f"Comm. Op            Message Size        Count               {'     '.join(heads)}\n"
+        "broadcast\n                    98.25 MB    1    600.0    600.0    0.20    0.19\n"
+        "all_reduce\n                    1.0 B    20    400.0    6.0    0.00    0.00\n"
+    )
+    result = ta.printed(path)
+    assert result.to_polars("collectives")["share_frac"].to_list() == [0.6, 0.4]
+    assert [call for note in result.notes for call in ("only call", "longest tenth of its")
+            if call in note] == ["only call", "longest tenth of its"]  # fmt: skip
 
 
 # --- FLOPs ---------------------------------------------------------------------------------------

@@ -58,16 +58,19 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     In a log ``first_ns`` is the first call, which may include the start of NCCL and is counted only
     in ``total_ns``. In a summary ``mean_ns`` is DeepSpeed's mean without the longest and shortest
     tenth, and ``outside_ns`` is ``total_ns - n * mean_ns``: the time of those. ``steady_ns`` is the
-    time without them, ``share_frac`` its share of all ``steady_ns``.
+    time without them. ``share_frac`` is the share of all ``total_ns`` in a summary without negative
+    totals, otherwise that of all ``steady_ns``.
     """
     frames = [pl.DataFrame(schema=_GROUPS), _of_log(rows), _of_summary(rows)]
     joined = pl.concat(frames, how="diagonal_relaxed")
     if joined.is_empty():
         return None
-    whole = pl.col("steady_ns").sum().over("rank", "path", "source")
-    shares = joined.with_columns(share_frac=ratio("steady_ns", whole))
+    of = ("rank", "path", "source")
+    sound = (pl.col("total_ns") >= 0).all().over(of) & (pl.col("source") == "summary")
+    joined = joined.with_columns(weight_ns=pl.when(sound).then("total_ns").otherwise("steady_ns"))
+    shares = joined.with_columns(share_frac=ratio("weight_ns", pl.col("weight_ns").sum().over(of)))
     known = shares.select(pl.col(name).cast(dtype) for name, dtype in _GROUPS.items())
-    order = ["source", "steady_ns", "collective", "message_bytes"]
+    order = ["source", "share_frac", "collective", "message_bytes"]
     groups = known.sort(order, descending=[False, True, False, False], nulls_last=True)
     counted = _once(groups)
     by_size = table("collectives", "Collectives by size", groups, _TABLE)
@@ -159,23 +162,27 @@ def _notes(groups: pl.DataFrame, counted: pl.DataFrame) -> Iterator[str]:
         )
     if groups["outside_ns"].is_not_null().any():
         yield (
-            "Means of a summary leave out the longest and shortest tenth of the calls, and shares "
-            "are of calls x mean; 'outside mean' is the rest of the total."
+            "Means of a summary leave out the longest and shortest tenth of the calls; 'outside "
+            "mean' is the rest of the total."
         )
 
 
 def _start(counted: pl.DataFrame) -> list[str]:
     """Return a note on the collective whose first or few calls took most of its time."""
-    apart = pl.coalesce("first_ns", "outside_ns")
+    apart = (
+        pl.when(pl.col("n") == 1).then("total_ns").otherwise(pl.coalesce("first_ns", "outside_ns"))
+    )
     rows = counted.with_columns(apart=apart).filter(
         pl.col("apart") > _MUCH_FRAC * pl.col("total_ns"), pl.col("apart") > _MUCH_NS,
-        pl.col("n") > 1,
     )  # fmt: skip
-    if rows.is_empty():
-        return []
-    row = rows.sort("apart", descending=True).row(0, named=True)
-    which = "its first call, which may include the start of NCCL"
-    if row["first_ns"] is None:
-        which = "the longest tenth of its calls (the first one may include the start of NCCL)"
-    times = f"{format_ns(row['apart'])} of {format_ns(row['total_ns'])}"
-    return [f"{row['collective']} of {format_bytes(row['message_bytes'])}: {times} are in {which}."]
+    notes = []
+    for row in rows.sort("apart", descending=True).head(2).iter_rows(named=True):
+        which = "its first call, which may include the start of NCCL"
+        if row["n"] == 1:
+            which = "its only call, which may include the start of NCCL"
+        elif row["first_ns"] is None:
+            which = "the longest tenth of its calls (the first one may include the start of NCCL)"
+        times = f"{format_ns(row['apart'])} of {format_ns(row['total_ns'])}"
+        size = format_bytes(row["message_bytes"])
+        notes.append(f"{row['collective']} of {size}: {times} are in {which}.")
+    return notes

@@ -18,7 +18,7 @@ _OF_ROWS = {
     for unit in ("bytes", "n")
     for name in ("current", "peak", "total_allocated", "total_freed")
 } | {"unit_bytes": pl.Int64}
-_OF_SUMMARY = {"device": pl.Int32, "ooms": pl.Int64, "retries": pl.Int64}
+_OF_SUMMARY = {"device": pl.Int32} | dict.fromkeys(("ooms", "retries", "requested_bytes"), pl.Int64)
 _OF_CALLS = {
     **dict.fromkeys(("allocated_bytes", "peak_bytes", "reserved_bytes"), pl.Int64),
     **dict.fromkeys(("reserved_peak_bytes", "host_used_bytes"), pl.Int64),
@@ -31,16 +31,16 @@ _DEVICES = {
     "source": pl.String,
     **dict.fromkeys(("peak_bytes", "reserved_peak_bytes", "end_bytes"), pl.Int64),
     **dict.fromkeys(("reserved_end_bytes", "inactive_split_bytes"), pl.Int64),
-    **dict.fromkeys(("retries", "ooms", "unit_bytes"), pl.Int64),
+    **dict.fromkeys(("retries", "ooms", "requested_bytes", "unit_bytes"), pl.Int64),
 }
 _DEVICE_TABLE = (
     "device, source, peak_bytes: peak allocated, reserved_peak_bytes: peak reserved, "
     "end_bytes: allocated at end, reserved_end_bytes: reserved at end, "
     "inactive_split_bytes: inactive split at end, retries: cudaMalloc retries, "
-    "ooms: out-of-memory errors, unit_bytes: rounded to"
+    "ooms: out-of-memory errors, requested_bytes: not allocated, unit_bytes: rounded to"
 )
 _CALL_TABLE = (
-    "name: call, allocated_bytes: allocated, change_bytes: change, peak_bytes: peak since last, "
+    "name: call, allocated_bytes: allocated, change_bytes: change, peak_bytes: peak, "
     "reserved_bytes: reserved, reserved_peak_bytes: peak reserved, host_used_bytes: host memory, "
     "host_used_frac: of host"
 )
@@ -54,6 +54,7 @@ _USAGE_NOTE = (
     "see_memory_usage rounds to 0.01 GiB (peak reserved to 1 GiB), and its peaks are those since "
     "the previous call."
 )
+_MEGATRON = "Megatron-LM"
 _SUMMARY_NOTE = "memory_summary() rounds down to the unit in 'rounded to'."
 _CODE_NOTE = "torch.cuda.memory._dump_snapshot(FILE) records which code allocated the memory."
 
@@ -90,7 +91,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     summary = summary.select("rank", "path", "device", "name", *_OF_ROWS, "line")
     tables = (
         table("memory", "Memory of devices", devices, _DEVICE_TABLE),
-        table("memory_calls", "Calls of see_memory_usage", calls, _CALL_TABLE),
+        table("memory_calls", "Memory by line", calls, _CALL_TABLE),
         table("memory_summary", "memory_summary()", summary, _ROW_TABLE, detail=True),
     )
     ooms, retries = (int(devices[name].sum()) for name in ("ooms", "retries"))
@@ -98,7 +99,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     return Form(
         tuple(one for one in tables if one.frame.height),
         _verdict(devices, ooms),
-        tuple(_notes(summary, calls, retries)),
+        tuple(_notes(summary, devices, retries)),
         {"peak_bytes": peak_bytes, "ooms": ooms, "retries": retries},
         partial(_charts, calls),
         urgent=ooms > 0,
@@ -111,7 +112,7 @@ def _of_summaries(summary: pl.DataFrame) -> pl.DataFrame:
     def of(name: str, column: str) -> pl.Expr:
         return pl.col(f"{column}_bytes").filter(pl.col("name") == name).first()
 
-    keys = ["rank", "path", "block", "device", "ooms", "retries"]
+    keys = ["rank", "path", "block", *_OF_SUMMARY]
     return summary.group_by(keys, maintain_order=True).agg(
         source=pl.lit("memory_summary"),
         peak_bytes=of("Allocated memory", "peak"),
@@ -142,10 +143,11 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of_calls(calls: pl.DataFrame) -> pl.DataFrame:
-    return calls.group_by("rank", "path", maintain_order=True).agg(
+    of_megatron = pl.col("name").str.contains(r"^after \d+ iterations$").fill_null(value=False)
+    source = pl.when(of_megatron).then(pl.lit(_MEGATRON)).otherwise(pl.lit("see_memory_usage"))
+    return calls.group_by("rank", "path", source=source, maintain_order=True).agg(
         pl.col("peak_bytes").max(),
         pl.col("reserved_peak_bytes").max(),
-        source=pl.lit("see_memory_usage"),
         end_bytes=pl.col("allocated_bytes").last(),
         reserved_end_bytes=pl.col("reserved_bytes").last(),
     )
@@ -168,11 +170,25 @@ def _verdict(devices: pl.DataFrame, ooms: int) -> str:
     peak = "" if size is None else f"peak memory: {format_bytes(size)} {what}"  # type: ignore[arg-type]
     if ooms:
         errors = format_count(ooms, "out-of-memory error")
-        return f"{errors}; {peak}." if peak else f"{errors}."
+        return f"{errors}; {peak}.{_fragmentation(devices)}" if peak else f"{errors}."
     return f"{peak.capitalize()[:1]}{peak[1:]}." if peak else ""
 
 
-def _notes(summary: pl.DataFrame, calls: pl.DataFrame, retries: int) -> Iterator[str]:
+def _fragmentation(devices: pl.DataFrame) -> str:
+    """Return a sentence if more memory was reserved and unused than an allocation wanted."""
+    unused = pl.col("reserved_end_bytes") - pl.col("end_bytes")
+    rows = devices.with_columns(unused=unused).filter(pl.col("unused") > pl.col("requested_bytes"))
+    if rows.is_empty():
+        return ""
+    row = rows.row(0, named=True)
+    return (
+        f" Fragmentation: {format_bytes(row['requested_bytes'])} were not available in one piece, "
+        f"with {format_bytes(row['unused'])} reserved and not allocated: "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    )
+
+
+def _notes(summary: pl.DataFrame, devices: pl.DataFrame, retries: int) -> Iterator[str]:
     if summary.height:
         yield _SUMMARY_NOTE
     if retries:
@@ -180,7 +196,7 @@ def _notes(summary: pl.DataFrame, calls: pl.DataFrame, retries: int) -> Iterator
             "The allocator freed cached segments and retried cudaMalloc "
             f"{format_times(retries)}, which synchronises the device."
         )
-    if calls.height:
+    if "see_memory_usage" in devices["source"]:
         yield _USAGE_NOTE
     yield _CODE_NOTE
 

@@ -43,6 +43,8 @@ _SUMS = (
 )
 #: A smaller share of the total time is due to rounding, and a larger one contradicts the total.
 _ALL_FRAC, _WHOLE_FRAC = 0.995, 1.005
+#: A smaller share of device time in the host time means that the device waits for the host.
+_HOST_BOUND_FRAC = 0.5
 
 
 def form(rows: pl.DataFrame, _options: Options) -> Form | None:
@@ -78,7 +80,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     ]  # fmt: skip
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(operators, by),
+        _verdict(operators, totals, by),
         tuple(_notes(operators, totals)),
         {name: totals[name][0] for name in _TOTALS} if totals.height == 1 else {},
         partial(_charts, operators, by),
@@ -139,8 +141,18 @@ def _within(share: pl.Expr) -> pl.Expr:
     return pl.when(share <= _WHOLE_FRAC).then(share.clip(upper_bound=1.0))
 
 
-def _verdict(operators: pl.DataFrame, by: str) -> str:
-    row = operators.row(0, named=True)
+def _verdict(operators: pl.DataFrame, totals: pl.DataFrame, by: str) -> str:
+    """Return the row with most time; before it, whether the device mostly waits for the host."""
+    row, busy_frac = operators.row(0, named=True), None
+    if by == "self_device_ns" and totals.height == 1:
+        busy_frac = totals.select(ratio("device_ns", "host_ns")).item()
+    if busy_frac is not None and 0 < busy_frac < _HOST_BOUND_FRAC:
+        top = operators.sort("self_host_ns", descending=True, nulls_last=True).row(0, named=True)
+        return (
+            f"The device time is {format_frac(busy_frac)} of the host time: the device mostly "
+            f"waits for the host. {top['name']} has the highest self host time: "
+            f"{format_ns(top['self_host_ns'])}."
+        )
     place = by.split("_")[1]
     share = row[f"self_{place}_frac"]
     size = format_ns(row[by]) if share is None else f"{format_frac(share)} of the printed total"
@@ -153,12 +165,17 @@ def _notes(operators: pl.DataFrame, totals: pl.DataFrame) -> Iterator[str]:
             totals.select(*_TABLE, whole=f"{place}_ns"), on=_TABLE, nulls_equal=True
         )
         wrong = wrong.filter(pl.col(f"self_{place}_ns") > pl.col("whole") * _WHOLE_FRAC)
-        if wrong.height:
-            yield (
-                f"{format_count(wrong.height, 'row')} with more self {place} time than the printed "
-                f"total ({wrong['name'][0]}): its profiler counted calls, such as the loading of "
-                "kernels, as work. No shares are given for them, and they come last."
-            )
+        of_device = (pl.col("self_host_ns") == 0) & (place == "device")  # kernels, annotations
+        for is_range, why in (
+            (True, "the span of an annotation on the device includes the time without work"),
+            (False, "its profiler counted calls, such as the loading of kernels, as work"),
+        ):
+            if (rows := wrong.filter(of_device == is_range)).height:
+                yield (
+                    f"{format_count(rows.height, 'row')} with more self {place} time than the "
+                    f"printed total ({rows['name'][0]}): {why}. No shares are given for them, and "
+                    "they come last."
+                )
     if totals.height > 1:
         yield (
             "Rows of several tables of operators are not summed: the same recording may be printed "

@@ -26,11 +26,13 @@ _COLUMNS = {
     "backward_allreduce": "gradient_reduction_ns",
     "bwd_allreduce": "gradient_reduction_ns",
     "step": "optimizer_ns",
-    "elapsed time per iteration (ms)": "iteration_ns",  # Megatron-LM
+    "optimizer": "optimizer_ns",  # Megatron-LM
+    "elapsed time per iteration (ms)": "iteration_ns",
 }
 #: The parts of a step, and their labels.
 _PARTS = {
     "forward_ns": "forward",
+    "backward_ns": "backward",
     "backward_compute_ns": "backward compute",
     "gradient_reduction_ns": "gradient reduction",
     "optimizer_ns": "optimizer step",
@@ -44,7 +46,7 @@ _NUMBERS = {
 _STEP_TABLE = (
     "number, duration_ns: step, forward_ns: forward, backward_ns: backward, "
     "backward_compute_ns: backward compute, gradient_reduction_ns: gradient reduction, "
-    "optimizer_ns: optimizer step, line"
+    "optimizer_ns: optimizer step, tflops: TFLOP/s per GPU, line"
 )
 _TIMER_TABLE = (
     "timer, n: prints, median_ns: median, mean_ns: mean, min_ns: min, max_ns: max, "
@@ -67,11 +69,13 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
 
     ``timers``: one row per timer and rank without warm-up, longest first: timer (as printed), n,
     median_ns, mean_ns, min_ns, max_ns, total_frac (mean over the mean step). ``steps``: one row per
-    line with whole steps: number, duration_ns (forward + backward + step), its parts, warm_up,
-    printed_ns, line. ``throughput``: global_step, micro_step, samples_per_s, mean_samples_per_s.
+    line with whole steps: number (the iteration if printed), duration_ns (that of the iteration, or
+    forward + backward + step), its parts, tflops (per GPU), warm_up, printed_ns, line.
+    ``throughput``: global_step, micro_step, samples_per_s, mean_samples_per_s.
     """
     lines = wide(rows, _TIMERS, {"time_ns": pl.Int64}).drop_nulls("time_ns")
-    steps, unused = _steps(lines)
+    iterations = wide(rows, _TIMERS, {"iteration": pl.Int64, "tflops": pl.Float64})
+    steps, unused = _steps(lines, iterations)
     timers = _statistics(lines, steps)
     speed = wide(rows, _THROUGHPUT, _NUMBERS).drop_nulls("samples_per_s")
     speed = speed.select("rank", "path", *_NUMBERS, "printed_ns", "line")
@@ -94,7 +98,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     )
 
 
-def _steps(timers: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """Return the lines with whole steps, and the number of those without times."""
     names = dict.fromkeys(_COLUMNS.values())
     known = timers.with_columns(column=pl.col("name").replace_strict(_COLUMNS, default=None))
@@ -103,17 +107,21 @@ def _steps(timers: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         pl.col("time_ns").filter(pl.col("column") == name).first().alias(name) for name in names
     ]
     lines = known.drop_nulls("column").group_by(keys, maintain_order=True)
-    rows = lines.agg(*columns, pl.col("printed_ns", "line").first())
+    rows = lines.agg(*columns, pl.col("printed_ns").first(), pl.col("line").max())
     parts = ["forward_ns", "backward_ns", "optimizer_ns"]
     sums = pl.sum_horizontal(parts, ignore_nulls=False)
-    whole = rows.with_columns(duration_ns=pl.coalesce(sums, "iteration_ns"))
+    whole = rows.with_columns(duration_ns=pl.coalesce("iteration_ns", sums))
+    whole = left_join(
+        whole, iterations.select(*keys, "iteration", "tflops").drop_nulls("iteration"), keys
+    )
     used = whole.filter(pl.col("duration_ns") > 0).with_columns(
         number=pl.int_range(pl.len()).over("rank", "path", "block")
     )
     median = pl.col("duration_ns").median().over("rank", "path", "block")
     first = (pl.col("number") == 0) & (pl.len().over("rank", "path", "block") > 1)
     return used.select(
-        "rank", "path", "number", "duration_ns", *names,
+        "rank", "path", pl.coalesce("iteration", "number").alias("number"), "duration_ns", *names,
+        "tflops",
         warm_up=first & (pl.col("duration_ns") > _WARM_UP * median),
         printed_ns="printed_ns", line="line",
     ), rows.height - used.height  # fmt: skip
@@ -152,12 +160,19 @@ def _sums(steps: pl.DataFrame, counted: pl.DataFrame, speed: pl.DataFrame) -> di
     }
 
 
+def _parts(counted: pl.DataFrame) -> dict[str, str]:
+    """Return the parts of a step; the backward pass whole if its parts were not printed."""
+    is_split = counted["backward_compute_ns"].null_count() < counted.height
+    whole = "backward_ns" if is_split else "backward_compute_ns"
+    return {name: label for name, label in _PARTS.items() if name != whole}
+
+
 def _verdict(counted: pl.DataFrame, sums: dict[str, Any]) -> str:
     if counted.is_empty():
         rate = sums["samples_per_s"]
         return "" if rate is None else f"Throughput: {rate:,.4g} samples/s (median)."
     whole = int(counted["duration_ns"].sum())
-    ns, label = max((int(counted[name].sum()), label) for name, label in _PARTS.items())
+    ns, label = max((int(counted[name].sum()), label) for name, label in _parts(counted).items())
     most = f", most of it {label} ({format_frac(ns / whole)})" if ns else ""
     return f"A step takes {format_ns(sums['median_ns'])} (median){most}."
 
@@ -179,7 +194,8 @@ def _charts(counted: pl.DataFrame) -> tuple[Chart, ...]:
     if counted.is_empty():
         return ()
     parts = [
-        counted.select("number", time_ns=name, part=pl.lit(label)) for name, label in _PARTS.items()
+        counted.select("number", time_ns=name, part=pl.lit(label))
+        for name, label in _parts(counted).items()
     ]
     return (
         Chart(

@@ -29,7 +29,7 @@ _MARKS = re.compile(
     re.MULTILINE,
 )
 #: JSON of profilers may contain these texts.
-_JSON = re.compile(rb'\s*+(?:\{\s*+["}]|\[\s*+[\[{"])')
+_JSON = re.compile(rb'\s*+(?:\{\s*+["}]|\[\s*+(?!\[\d{1,3}m)[\[{"])')  # [32m is a colour
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature

@@ -9,8 +9,11 @@ TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
 )  # fmt: skip
 
 _TIMERS = re.compile(
-    r"(?:^|\s)time \(ms\) \| (.*)$|\| (elapsed time per iteration \(ms\): [\d.]{1,20}) \|"
+    r"(?:^|\s)time \(ms\) \| (.*)$"
+    r"|\| (elapsed time per iteration \(ms\): [\d.]{1,20})(?:/[\d.]{1,20})? \|"  # now/mean
 )
+_ITERATION = re.compile(r"\biteration +(\d{1,15})/")
+_RATE = re.compile(r"\(TFLOP/s/GPU\): ([\d.]{1,20})")
 _TIMER = re.compile(r"([^\s:|][^:|]{0,80}): (-?\d+(?:\.\d+)?)\s*$")
 _THROUGHPUT = re.compile(
     r"epoch=\d+/micro_step=(?P<micro_step>\d{1,15})/global_step=(?P<global_step>\d{1,15}),"
@@ -21,6 +24,12 @@ _THROUGHPUT = re.compile(
 _MEMORY = re.compile(
     r"(?:^|\s)MA (?P<allocated>[\d.]{1,15}) GB\s+Max_MA (?P<peak>[\d.]{1,15}) GB\s+"
     r"CA (?P<reserved>[\d.]{1,15}) GB\s+Max_CA (?P<reserved_peak>[\d.]{1,15}) GB"
+)
+_OF_ITERATION = re.compile(
+    r"\(?(?P<name>after \d{1,15} iterations)\)? memory \(MB\)"
+    r" \| allocated: (?P<allocated>[\d.]{1,30})"
+    r" \| max allocated: (?P<peak>[\d.]{1,30}) \| (?:cached|reserved): (?P<reserved>[\d.]{1,30})"
+    r" \| max (?:cached|reserved): (?P<reserved_peak>[\d.]{1,30})"
 )
 _HOST = re.compile(r"CPU Virtual Memory:\s+used = ([\d.]{1,15}) GB, percent = ([\d.]{1,8})%")
 #: End of what a logger writes before a message; until 2025-11 DeepSpeed logged, now it prints.
@@ -60,6 +69,7 @@ class Reader:
         self._rows: dict[str, int] = {}
         self._before, self._message = "", ""
         self._usage: tuple[tuple[int, int | None], str | None] | None = None
+        self._iteration: tuple[int, int] | None = None
         self._columns: list[str] = []
         self._op: str | None = None
         self._since_size = 0
@@ -102,7 +112,14 @@ class Reader:
             items = items[:-1]
             self.rows.note("data_loss", "truncated-line", line)
         matches = [_TIMER.match(item) for item in items]
-        place = self._place(TIMERS)
+        # Megatron-LM prints the timers of an iteration in the line after it
+        place = (None if match[2] else self._iteration) or self._place(TIMERS)
+        self._iteration = place if match[2] else None
+        if match[2]:
+            patterns = {"iteration": _ITERATION, "tflops": _RATE}
+            matched = {name: pattern.search(line.text) for name, pattern in patterns.items()}
+            values = {name: number(one[1]) for name, one in matched.items() if one}
+            self.rows.add(TIMERS, place, line, values)
         for item in matches:
             if item is None:
                 self.rows.note("data_loss", "bad-row", line)
@@ -132,6 +149,12 @@ class Reader:
             place, name = self._usage
             self.rows.add(MEMORY, place, line, values, name=name)
             self._usage = None
+            return True
+        if match := _OF_ITERATION.search(line.text):
+            texts = match.groupdict()
+            name = texts.pop("name")
+            values = {f"{metric}_bytes": size(f"{mb[:20]} MB") for metric, mb in texts.items()}
+            self.rows.add(MEMORY, self._place(MEMORY), line, values, name=name)
             return True
         match = _MEMORY.search(line.text)
         if match is None:

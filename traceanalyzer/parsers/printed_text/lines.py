@@ -19,7 +19,8 @@ from traceanalyzer.units import NS_PER_S
 
 #: Longer lines are skipped: tables and log lines have some hundred characters.
 _LONGEST = 1 << 16
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+#: Copies of a terminal may lack the escape character of colours.
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
 #: What launchers write before each line of a process: torchrun, ``mpirun --tag-output``, ``srun
 #: --label``. The number of torchrun's ``[default0]`` is that of the process in its node.
 _LAUNCHER = re.compile(
@@ -104,7 +105,7 @@ class Lines:
 
 def line(number: int, text: str) -> Line:
     """Return a line without colours, a progress bar before it and the launcher's prefix."""
-    if "\x1b" in text:
+    if "\x1b" in text or "[0m" in text:
         text = _ESCAPE.sub("", text)
     text = text.rstrip("\r").rpartition("\r")[2]
     match = _LAUNCHER.match(text)

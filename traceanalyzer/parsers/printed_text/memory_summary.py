@@ -15,6 +15,7 @@ _RULE = re.compile(r"\|={20,}\|\s*$")
 _ROW = re.compile(r"\|([^|]{10,40})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|\s*$")
 _CELL = re.compile(r"\s*-?\d+ *([A-Za-z]*)\s*$")
 _REQUIREMENT = re.compile(r"\s*Memory requirement: (\d+(?:\.\d+)?) MB\s*$")
+_WANTED = re.compile(r"out of memory\. Tried to allocate (\d[\d.]{0,15} [KMGT]iB)")
 _METRICS = ("current", "peak", "total_allocated", "total_freed")
 #: Rows that count in numbers, not in bytes.
 _COUNTED = ("Allocations", "Active allocs", "segments", "allocs", "Oversize")
@@ -29,21 +30,25 @@ class Reader:
         self.is_open = False
         self._block, self._row, self._others = 0, 0, 0
         self._name = ""
+        self._wanted: dict[str, float | None] = {}
 
     def feed(self, line: Line) -> bool:
         """Read a line; return whether it belongs to a summary."""
-        text = line.text.strip()
+        text = line.text.partition("#")[0].strip()  # users comment the rows
         if match := _HEAD.fullmatch(text):
             self._end(line)
             self._block, self._row, self._others, self._name = self.rows.block(), 0, 0, ""
             self.is_open = True
-            device = {"device": float(match[2])}
+            device = {"device": float(match[2]), **self._wanted}
+            self._wanted = {}
             self.rows.add(FORM, (self._block, None), line, device)
             return True
         if match := _REQUIREMENT.match(line.text):
             requirement = size(f"{match[1]} MB")
             self.rows.add(FORM, (self.rows.block(), None), line, {"requirement_bytes": requirement})
             return True
+        if match := _WANTED.search(line.text):
+            self._wanted = {"requested_bytes": size(match[1])}
         return self.is_open and self._inside(line, text)
 
     def close(self, line: Line) -> None:
@@ -68,6 +73,8 @@ class Reader:
         match = _ROW.match(text)
         values = None if match is None else self._values(match)
         if match is None or values is None:
+            if text[:1] == "|" and not text[1:].lstrip().startswith("from "):
+                self._name = ""  # the rows below are of this one
             return self._no_row(line, text)
         self._others = 0
         self.rows.add(FORM, (self._block, self._row), line, values, name=self._full_name(match))

@@ -21,7 +21,7 @@ from traceanalyzer.vocabulary import PRINTED_TEXT
 #: What the first line of a table, or a line outside of one, contains.
 _WORTH = re.compile(
     r"----|time \(ms\)|/global_step=|Max_MA|CPU Virtual|comm op:|Comm\. Op|memory summary"
-    r"|Memory requirement|Flops Profiler|per iteration"
+    r"|Memory requirement|Flops Profiler|per iteration|Tried to allocate|memory \(MB\)"
 )
 #: Forms that users print, on any rank.
 _BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM)
