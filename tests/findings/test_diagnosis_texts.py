@@ -278,3 +278,11 @@ def test_idle_time_is_not_judged_in_recordings_with_a_hole(hole: range) -> None:
     assert found == (len(hole) < 10)
     unknown = "kernels are missing within the recording"
     assert (unknown in result.rules["why"].to_list()) == (not found)
+
+
+def test_a_trace_of_calls_names_the_commands_for_it() -> None:
+    """As viztracer records them: no operators, no steps, no GPU work."""
+    calls = [host("other", "train (train.py:9)", n * MS, MS // 2) for n in range(9)]
+    assert "flamegraph" in ta.diagnose(trace(calls)).verdict
+    calls = [host("cpu_op", "aten::mm", n * MS, MS // 2) for n in range(9)]
+    assert "flamegraph" not in ta.diagnose(trace(calls)).verdict

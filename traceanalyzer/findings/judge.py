@@ -227,6 +227,14 @@ def _little_work(answers: Answers) -> str:
     )
 
 
+#: Results of traces of host slices that no rule is about, such as those of viztracer.
+_OF_CALLS = {"info", "flamegraph", "operators", "annotations"}
+_ONLY_CALLS = (
+    "The recording has neither GPU work, operators nor steps, but calls on the host: traceanalyzer "
+    "flamegraph shows where their time goes, traceanalyzer operators their sums."
+)
+
+
 def _lost_work(answers: Answers) -> str:
     """Return which GPU work is not in the file, if idle time is unknown without it."""
     idle, info, rows = answers.of(GpuIdle), answers.get("info"), answers.problems
@@ -270,6 +278,9 @@ def _warning(examined: Examination, answers: Answers) -> str:
         first, *more = examined.truncated
         files = f"{first} and {format_count(len(more), 'other file')} are"
         texts.append(f"{files if more else f'{first} is'} truncated: events are missing.")
+    info = answers.get("info")
+    if {*examined.results} <= _OF_CALLS and isinstance(info, Info):
+        texts += [_ONLY_CALLS] if info.contents["span_ns"].drop_nulls().sum() else []
     if lost := _lost_work(answers):
         texts.append(f"Idle time is unknown: {lost}.")
     if examined.jobs:
