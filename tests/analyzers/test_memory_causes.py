@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -10,6 +11,7 @@ from snapshots import MAIN, MIB, TORCH, Frame, Snapshot
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.memory import attribution, oom_causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.render.occupancy import lay_out
 
@@ -513,3 +515,46 @@ def test_small_allocations_count_but_are_not_listed(tmp_path: Path) -> None:
     assert drawn.boxes["live_bytes"].to_list() == [8 * MIB]
     assert drawn.levels["rest_bytes"].max() == 2 * MIB
     check_wording(*result.notes)
+
+
+ROW = {"cause": oom_causes.DEMAND, "request_bytes": 10, "missing_bytes": 4, "unused_bytes": 50,
+       "allocated_bytes": 60}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "least"),
+    [
+        ({}, 10),
+        ({"missing_bytes": 12}, 12),
+        ({"request_bytes": None, "missing_bytes": None}, 6),
+        ({"request_bytes": None, "missing_bytes": None, "allocated_bytes": 0}, 1),
+        ({"cause": oom_causes.FRAGMENTATION}, 50),
+        ({"cause": oom_causes.FRAGMENTATION, "unused_bytes": None}, 10),
+    ],
+)
+def test_growth_is_the_cause_from_the_size_that_it_fills(more: dict[str, Any], least: int) -> None:
+    row = {**ROW, **more}
+    assert oom_causes.is_growth(least, row)
+    assert not oom_causes.is_growth(least - 1, row)
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({}, 1),
+        ({"n": 7}, 0),
+        ({"live_frac": 0.29}, 0),
+        ({"live_bytes": 99}, 0),
+        ({"category": "x"}, 0),
+    ],
+)
+def test_many_blocks_of_unknown_use_may_be_kept(more: dict[str, Any], kept: int) -> None:
+    row = {"category": attribution.UNKNOWN, "live_frac": 0.3, "n": 8, "live_bytes": 100, **more}
+    assert oom_causes.may_be_kept(pl.DataFrame([row, row]), 100).height == kept
+
+
+@pytest.mark.parametrize(
+    ("gib", "usual"), [(80, True), (70, True), (69, False), (23, True), (17, False)]
+)
+def test_memory_below_that_of_gpus_is_not_usual(gib: int, usual: bool) -> None:
+    assert oom_causes._is_usual(gib << 30) == usual
