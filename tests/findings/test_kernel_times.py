@@ -60,6 +60,35 @@ def test_difference_of_a_step(odd: dict[str, list[float]], why: str) -> None:
     assert difference.why == why
 
 
+@pytest.mark.parametrize(
+    ("slower", "same_grid", "is_clock"),
+    [
+        (("gemm", "flash_fwd_kernel", "flash_bwd_kernel"), True, True),
+        (("gemm", "flash_fwd_kernel", "flash_bwd_kernel"), False, False),
+        (("flash_fwd_kernel", "flash_bwd_kernel"), True, False),
+    ],
+)
+def test_memory_keeps_its_speed_at_a_lower_clock(
+    slower: tuple[str, ...], *, same_grid: bool, is_clock: bool
+) -> None:
+    """With larger inputs, pointwise kernels would have larger grids."""
+    pointwise = "vectorized_elementwise_kernel<GeluCUDAKernelImpl>"
+    names = ("gemm", "flash_fwd_kernel", "flash_bwd_kernel", pointwise)
+    rows = [
+        (f"s{number}", name, 9, 9 * MS * (13 if name in slower and number == 5 else 10),
+         99 if name == pointwise and number == 5 and not same_grid else 7)
+        for number in range(STEPS) for name in names
+    ]  # fmt: skip
+    schema = ["step", "kernel", "n", "total_ns", "blocks"]
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    difference = compare(
+        frame.with_columns(max_ns=pl.col("total_ns") // 9), "step", "s5", "in other steps"
+    )
+    assert difference is not None
+    assert ("clock" in difference.text) == is_clock
+    assert not is_clock or difference.why == SLOW_GPU
+
+
 @pytest.mark.parametrize(("key", "why"), [("rank", OTHER_KERNELS), ("step", MORE_KERNELS)])
 def test_kernel_that_only_one_runs(key: str, why: str) -> None:
     rows = kernels({}, key)
@@ -72,7 +101,12 @@ def test_kernel_that_only_one_runs(key: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("pointwise", "optimizer", "why"),
-    [(2.0, 1.0, LARGER_INPUTS), (2.0, 2.0, SLOW_GPU), (1.0, 1.0, SLOW_GPU)],
+    [
+        (2.0, 1.0, LARGER_INPUTS),
+        (1.6, 1.0, SLOW_GPU),
+        (2.0, 2.0, SLOW_GPU),
+        (1.0, 1.0, SLOW_GPU),
+    ],
 )
 def test_slow_gpu_slows_down_the_optimizer_too(
     pointwise: float, optimizer: float, why: str

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.kernel_names import COPY, ELEMENTWISE, families_of
+from traceanalyzer.analyzers.common.kernel_names import (
+    ATTENTION,
+    CONVOLUTION,
+    COPY,
+    ELEMENTWISE,
+    GEMM,
+    families_of,
+)
 from traceanalyzer.units import format_ns
 
 #: Smaller differences are ignored.
@@ -15,6 +22,9 @@ _APART = 0.05
 #: work.
 _ALL = 0.9
 
+#: "All" kernels have this share of the time.
+_NEARLY_ALL = 0.99
+
 #: Up to this many calls are named if only they are longer, each among more than so many calls.
 _SINGLE, MANY_CALLS = 3, 10
 
@@ -23,8 +33,9 @@ _FEW = 3
 
 #: Kernels that work on parameters and gradients: their time does not depend on the input.
 _OF_PARAMETERS = "(?i)multi_tensor|adam|adagrad|sgd|lamb_|lion_|muon|optimizer"
-#: They take as long as usual if they are slower by at most this share of what others are.
-_LITTLE = 0.25
+#: Kernels take as long as usual if they are slower by at most this share of what others are, and
+#: as much longer as these from this share on.
+_LITTLE, _AS_MUCH = 0.25, 0.75
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
 LONG_CALL, OTHER_KERNELS = "long call", "other kernels"
@@ -199,6 +210,12 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
             f"in {slow:,} of {steps:,} steps kernels take {times:.2f} times as long as {who} "
             "(throttled GPU, other work on it, or larger inputs)",
         )
+    if (factor := _at_lower_clock(rows)) > 1 + _APART:
+        return Difference(
+            SLOW_GPU,
+            f"matrix products and attention take {factor:.2f} times as long as the same kernels "
+            f"{who}, kernels that wait for memory as long as there (lower clock of the GPU)",
+        )
     rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no median
     factor = _typical(rows)
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
@@ -209,10 +226,11 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
         factor = float(usual.select((pl.col("ns") * limited).sum() / pl.col("ns").sum()).item())
         few = rows["kernel"].n_unique() < _FEW or rows["blocks"].null_count() == rows.height
         or_inputs = ", or larger inputs" if few else ""
+        which = "all" if alike > _NEARLY_ALL else "nearly all"
         return Difference(
             SLOW_GPU,
-            f"all kernels take {factor:.2f} times as long as the same kernels {who} (slow "
-            f"or throttled GPU{or_inputs})",
+            f"{which} kernels take {factor:.2f} times as long as the same kernels {who} (slow or "
+            f"throttled GPU{or_inputs})",
         )
     over = (pl.col("n") * (pl.col("mean") - pl.col("usual_mean"))).alias("over")
     top = rows.with_columns(over).sort("over", "kernel", descending=[True, False])
@@ -241,8 +259,33 @@ def _except_parameters(rows: pl.DataFrame) -> float:
         return 1.0
     factor = _typical(others)
     fixed, memory = map(_typical, parts)
-    alike = fixed - 1 < _LITTLE * (factor - 1) and memory - 1 > (factor - 1) / 2
+    alike = fixed - 1 < _LITTLE * (factor - 1) and memory - 1 > _AS_MUCH * (factor - 1)
     return factor if alike else 1.0
+
+
+def _at_lower_clock(rows: pl.DataFrame) -> float:
+    """Return how many times as long computing kernels take, if those that wait for memory do not.
+
+    Memory keeps its speed when the clock of the multiprocessors falls. Larger inputs would give
+    pointwise kernels other grids: nearly all of them must be known. 1 if the kernels are few, or
+    not slower alike.
+    """
+    families = families_of(rows["kernel"].unique())
+    computing, waiting = (
+        rows.filter(pl.col("kernel").is_in([name for name, one in families.items() if one in of]))
+        for of in ((GEMM, CONVOLUTION, ATTENTION), (ELEMENTWISE, COPY))
+    )
+    is_known = (pl.col("n") > 0) & (pl.col("usual_n") > 0)
+    known = waiting.filter(is_known)
+    most_ns = _ALL * float(waiting["total_ns"].sum())
+    if computing.height < _FEW or float(known["total_ns"].sum()) < max(most_ns, 1):
+        return 1.0
+    factor, fixed = _typical(computing), _typical(known)
+    over = pl.col("mean") / pl.col("usual_mean") - 1
+    alike = (over > (factor - 1) / 2) & (over < 2 * (factor - 1)) & is_known
+    slow_ns = float(computing.filter(alike)["total_ns"].sum())
+    is_clock = slow_ns >= _ALL * float(computing["total_ns"].sum())
+    return factor if is_clock and fixed - 1 < _LITTLE * (factor - 1) else 1.0
 
 
 def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
