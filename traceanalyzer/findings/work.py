@@ -29,7 +29,7 @@ from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, SLOW
+from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, MOSTLY, SLOW
 from traceanalyzer.findings import heavy_kernels, launching, memory, serving, straggling
 from traceanalyzer.findings.busy import growing_copies, in_steps, is_found
 from traceanalyzer.findings.device_time import WORK
@@ -229,9 +229,10 @@ def _why_slow(
     rows = _only_in(result, worst)
     is_code = rows.height > 0 and rows["kind"][0] in CODE
     each = _longer(rows, worst["over"])
-    if rows.height and rows["name"][0] == ALL_OPERATORS:
+    if rows.height and (by_chance := rows["name"][0].partition(MOSTLY))[0] == ALL_OPERATORS:
         times = format_ratio(rows["total_ns"][0] / rows["usual_ns"][0])
-        return f"{_CHANCE}all of them take {times} their usual time", _ALONE
+        which = "operators" if by_chance[1] else "no single operator, but all of them"
+        return f"{_CHANCE}{which} take {times} their usual time{''.join(by_chance[1:])}", _ALONE
     if kernels and (kernels.why in (SLOW_GPU, LONG_CALL) or not is_code):
         host = f"; on the host: {each}" if each and kernels.why == MORE_KERNELS else ""
         return f"{kernels.text}{host}", kernels.advice(answers.program.clocks)
@@ -245,10 +246,10 @@ def _why_slow(
     return each, _grown_cause(answers, frame_text(name))[1]
 
 
-_CHANCE = "the machine was busy or throttled, or the inputs are larger: no single operator, but "
+_CHANCE = "the machine was busy or throttled, or the inputs are larger: "
 _ALONE = (
     "Look for other work on the machine (load, limits of the container, clocks) and for larger "
-    "inputs (torch.profiler: record_shapes=True), and record again on an idle machine."
+    "inputs, and record again on an idle machine."
 )
 
 #: The function of JAX that compiles, and the least share of step time that is worth it.
@@ -287,7 +288,7 @@ def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
     if (idle := answers.of(GpuIdle)) is not None and answers.time.in_steps:
         grown = answers.time.growth.with_columns(pl.col("cause").cast(pl.String))
         known = largest_first(grown.drop_nulls(), "grown_ns", "cause")
-        known = known.filter(pl.col("grown_ns") >= _BY_ITSELF * pl.col("grown_ns").max())
+        known = known.filter(pl.col("grown_ns") >= _BY_ITSELF * grown["grown_ns"].max())
         for cause in known.filter(pl.col("cause").is_in(causes.CAUSES))["cause"].head(1):
             return idle.state(cause), idle.advice(cause)
     return "", _MORE_CODE.format(name=name or "the host")
@@ -319,7 +320,7 @@ def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
         return pl.DataFrame()
     same = pl.col("path") == step["path"], pl.col("rank").eq_missing(step["rank"])
     only = result.only_slow.filter(*same, pl.col("step") == step["step"])
-    every = pl.col("name") == ALL_OPERATORS
+    every = pl.col("name").str.starts_with(ALL_OPERATORS)
     chance = only.filter(every, ~pl.col("usual_ns").is_null().any())
     only = chance if chance.height else only.filter(~every)
     code = only.filter(pl.col("kind").is_in(CODE))

@@ -696,6 +696,11 @@ _OF_NAME = {
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,
     re.escape(ON_CPU): OF_PROVIDER,
+    r"\b(?:debugging|callback)\.py\b.{0,12} \w*callback": (
+        "{place} is a callback of a jitted function (jax.debug.print, pure_callback, io_callback), "
+        "and the device waits for it: remove it from the jitted step, call it in every Nth step "
+        "only (jax.lax.cond), or return the values and print them outside."
+    ),
 }
 
 
