@@ -402,99 +402,6 @@ _ENOUGH = 5
 
 
 @rule(
-    "steps",
-    "time between steps: evaluation, logging, checkpoints",
-    "time between steps as a share of the time from the first to the last step",
-    {"info": 0.05, "warning": 0.15, "critical": 0.3},
-)
-def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
-    rows = largest_first(result.ranks.drop_nulls("between_frac"), "between_frac", "on")
-    if rows.is_empty():
-        return
-    worst = rows.row(0, named=True)
-    rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
-    yield Measured(
-        size=worst["between_frac"],
-        title=f"{format_ns(worst['between_ns'])} ({format_frac(worst['between_frac'])} of the "
-        f"time) are between steps{rank}.",
-        evidence=(*_running_between(result, worst), *_between_steps(answers)),
-        advice=_less_between(result, worst, answers),
-        total_ns=int(rows["between_ns"].sum()),
-        of="the time from the first to the last step",
-        confidence="medium",
-        explained=_of_scheduler(result),
-    )
-
-
-def _of_scheduler(result: Steps) -> dict[str, float]:
-    """Return the share of the time between steps in which the devices wait for a scheduler."""
-    decode = result.engine_steps.filter(phase=DECODE)
-    waits = int(decode.select(pl.min_horizontal("exposed_ns", "before_ns").sum()).item())
-    between = int(result.ranks["between_ns"].sum())
-    return {"exposed-scheduler": min(waits / between, 1.0)} if between and waits else {}
-
-
-def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> str:
-    """Return advice for time between steps: by the host code that takes half of it."""
-    rows = _host_between(result, worst).head(1)
-    rows = rows.filter(2 * pl.col("total_ns") > worst["between_ns"])
-    if rows.height:
-        return advice_on_slice(rows["name"][0], pytorch=answers.program.pytorch)
-    idle_causes = [cause for cause in causes.CAUSES if cause != causes.HOST_CODE]
-    known = answers.time.outside.filter(pl.col("cause").is_in(idle_causes)).head(1)
-    whole = int(answers.time.outside["idle_ns"].sum())
-    idle = answers.of(GpuIdle)
-    if idle is not None and known.filter(2 * pl.col("idle_ns") > whole).height:
-        return idle.advice(known["cause"][0])
-    if result.phases.height:
-        return (
-            "Between steps an inference engine schedules, samples and waits for requests: Python "
-            "stacks show which of these takes the time."
-        )
-    return (
-        "The host code between steps was not recorded: ranges (record_function, NVTX) around "
-        "evaluation, logging and checkpoints, or Python stacks, show which one to call less often."
-    )
-
-
-def _host_between(result: Steps, worst: Mapping[str, Any]) -> pl.DataFrame:
-    """Return the host activity between the steps of a rank, longest first."""
-    if result.between is None:
-        return pl.DataFrame(schema={"name": pl.String, "total_ns": pl.Int64, "n": pl.Int64})
-    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
-    return result.between.filter(*same)
-
-
-def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
-    """Yield host activity between the steps of a rank."""
-    for row in _host_between(result, worst).head(_NAMED).iter_rows(named=True):
-        yield (
-            f"The host runs {frame_text(row['name'])} for {format_ns(row['total_ns'])} of it "
-            f"({format_count(row['n'], 'call')})."
-        )
-
-
-def _between_steps(answers: Answers) -> Iterator[str]:
-    """Yield the main cause of idle time between steps, and the longest gap."""
-    time = answers.time
-    if (idle := answers.of(GpuIdle)) is None:
-        return
-    whole = time.outside["idle_ns"].sum()
-    for cause, ns in time.outside.head(1).iter_rows():
-        if ns:
-            share = format_frac(ns / whole)
-            yield f"{share} of the time lost outside steps: {causes.LOSING[cause]}."
-    inside = pl.coalesce("own_code", "python", "host_event")
-    gaps = idle.gaps.filter(pl.col("step").is_null()).with_columns(inside=inside)
-    gaps = gaps.drop_nulls("inside")
-    length = pl.col("end") - pl.col("start")
-    for gap in gaps.sort(length, descending=True).head(1).iter_rows(named=True):
-        took = format_ns(gap["end"] - gap["start"])
-        where = frame_text(gap["inside"])
-        yield f"Longest gap outside steps: {took}, while the host is in {where}."
-
-
-@rule(
     "py_spy_report",
     "one line of your own code, or data loading in the main process, with many samples",
     "share of samples in or below the line, or in data loading",
@@ -819,6 +726,6 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, *launching.RULES, *serving.RULES, _time_between_steps, _hot_line,
+    _uneven_steps, *launching.RULES, *serving.RULES, _hot_line,
     *memory.RULES, _dropped_events, _failed_program, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip
