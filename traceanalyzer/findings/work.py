@@ -288,7 +288,8 @@ def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
     if (idle := answers.of(GpuIdle)) is not None and answers.time.in_steps:
         grown = answers.time.growth.with_columns(pl.col("cause").cast(pl.String))
         known = largest_first(grown.drop_nulls(), "grown_ns", "cause")
-        known = known.filter(pl.col("grown_ns") >= _BY_ITSELF * grown["grown_ns"].max())
+        largest = grown.select(pl.col("grown_ns").max()).item()
+        known = known.filter(pl.col("grown_ns") >= _BY_ITSELF * (largest or 0))
         for cause in known.filter(pl.col("cause").is_in(causes.CAUSES))["cause"].head(1):
             return idle.state(cause), idle.advice(cause)
     return "", _MORE_CODE.format(name=name or "the host")
