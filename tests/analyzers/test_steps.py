@@ -272,6 +272,15 @@ def test_older_composer_batches_are_marked_by_category() -> None:
     assert of(steps(trace([marked])), "step", "duration_ns") == [("batch", 100)]
 
 
+def test_batches_of_composer_without_a_name_are_numbered() -> None:
+    names = "other", None
+    marked = [host(*names, at, 9, category="batch_start,batch_end") for at in (0, 10, 20)]
+    work = [device("gemm", at + 2, 5) for at in (0, 10, 20)]
+    assert steps(trace([*marked, *work])).steps["step"].to_list() == [
+        f"step [{n}]" for n in (1, 2, 3)
+    ]
+
+
 # --- several ranks and files -----------------------------------------------------------------
 
 

@@ -282,16 +282,14 @@ def _last_device_work(trace: Trace, rank: int | None) -> float:
     return last if isinstance(last, int) else math.inf
 
 
-def _names(steps: Sequence[_Mark]) -> list[str | None]:
+def _names(steps: Sequence[_Mark]) -> list[str]:
     """Return the names of steps; equal ones of a rank are numbered."""
-    total = Counter((step.rank, step.name) for step in steps)
-    so_far: Counter[tuple[int | None, str | None]] = Counter()
+    keys = [(step.rank, step.name or "step") for step in steps]
+    total, so_far = Counter(keys), Counter[tuple[int | None, str]]()
     names = []
-    for step in steps:
-        key = step.rank, step.name
+    for key in keys:
         so_far[key] += 1
-        again = step.name is not None and total[key] > 1
-        names.append(f"{step.name} [{so_far[key]}]" if again else step.name)
+        names.append(f"{key[1]} [{so_far[key]}]" if total[key] > 1 else key[1])
     return names
 
 
