@@ -326,9 +326,10 @@ class Trace(Questions):
 
     def select(self, events: pl.Expr, points: pl.Expr | None = None) -> Trace:
         """Return only the events that match ``events``; ``points`` filters flows and counters."""
-        kept = self.events.with_row_index("_row").filter(events)
-        renumber = kept.select(event=pl.col("_row"), _new=pl.int_range(pl.len(), dtype=pl.UInt32))
-        changed: dict[str, Any] = {"events": kept.drop("_row")}
+        number = pl.int_range(pl.len(), dtype=pl.UInt32)
+        rows = self.events.select(event=number.filter(events))
+        renumber = rows.with_columns(_new=number)
+        changed: dict[str, Any] = {"events": self.events[rows["event"]]}
         for name in schema.EVENT_TABLES:
             frame = getattr(self, name)
             how = "left" if name == "flows" else "inner"
