@@ -43,7 +43,7 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
     slow, every, of_device = (
         rows.join(device.select(DEVICE), on=DEVICE, how="semi", nulls_equal=True)
-        for rows in (steps, every, kernels)
+        for rows in (steps, every, kernels.cast(dict.fromkeys(_TEXTS, pl.String)))
     )
     slow = slow.sort("step")
     fastest = every.filter(pl.col("speed") <= pl.col("fast"))["step"].sort().to_list()
@@ -69,6 +69,7 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
+_TEXTS = ("path", "step", "kernel")
 #: Name of the work that no marked step launched, for example before the recording.
 _OUTSIDE = "work launched outside the steps"
 #: This work is compared with the steps from this share of the work of a step on.
@@ -94,6 +95,8 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     if result.by_step is None:
         return pl.DataFrame(schema={"step": pl.String})
     rows = result.by_step.with_columns(pl.col("step").fill_null(_OUTSIDE))
+    # keys of several texts would be copied for each row
+    rows = rows.cast(dict.fromkeys(_TEXTS, pl.Categorical))
     has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
     blocks = pl.when(has_grid.all().over("path")).then("blocks")
     keys = [*DEVICE, "step", "kernel", "blocks"]
@@ -129,8 +132,9 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     each = each.filter(much | (pl.col("step") != _OUTSIDE))
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
     each = each.with_columns(fast=pl.col("speed").quantile(0.25, "lower").over(DEVICE))
-    over = pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))
-    return each.with_columns(over_ns=over).sort(*DEVICE, "step")
+    over = (pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))).alias("over_ns")
+    each = each.with_columns(over, pl.col("path", "step").cast(pl.String))
+    return each.sort(*DEVICE, "step")
 
 
 @rule(

@@ -173,8 +173,11 @@ def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
         return rows.select(_STEP).clear()
     steps = pl.col("step").n_unique()
     is_usual = 2 * steps.over("path", "rank", "kernel") >= steps.over("path", "rank")
+    # keys of several texts would be copied for each row
+    rows = rows.cast(dict.fromkeys(("path", "step", "kernel"), pl.Categorical))
     rows = rows.drop_nulls("step").with_columns(usual_ns=pl.col("total_ns") * is_usual)
     sums = rows.group_by(_STEP).agg(pl.col("total_ns", "usual_ns").sum())
+    sums = sums.cast({"path": pl.String, "step": pl.String})
     each = result.counted.unique(["rank", "path", "number"])[[*_STEP, "mode"]]
     sums = sums.join(each, on=_STEP, how="left", nulls_equal=True)
     mostly = (2 * (pl.col("mode") == GRAPH).sum() > pl.len()).over("path", "rank")

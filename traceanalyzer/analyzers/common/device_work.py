@@ -80,14 +80,12 @@ def work_rows(trace: Trace) -> pl.Series:
 
 
 def _device_work(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
-    event, rows = work_rows(trace), trace.events
+    columns = ["rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id",
+               "bytes"]  # fmt: skip
+    event, rows = work_rows(trace), trace.events[[*columns, "ts", "dur"]]
     if event.len() < rows.height:  # otherwise nothing else was read: no copy is needed
         rows = rows[event]
-    work = rows.select(
-        event,
-        "rank", "pid", "device", "stream", "kind", "name", "correlation", "external_id", "bytes",
-        start="ts", end=pl.col("ts") + pl.col("dur"),
-    )  # fmt: skip
+    work = rows.select(event, *columns, start="ts", end=pl.col("ts") + pl.col("dur"))
     is_collective = pl.lit(value=False)
     if trace.collectives.height:
         is_collective = pl.col("event").is_in(trace.collectives["event"].implode())

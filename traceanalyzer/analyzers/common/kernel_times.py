@@ -296,7 +296,13 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
         count with 0 calls; a kernel that the others do not have gets the mean of this one.
     """
     same = ["kernel", "blocks"]
-    sums = kernels.group_by(key, *same).agg(pl.col("n", "total_ns").sum(), pl.col("max_ns").max())
+    # keys of several texts would be copied for each row
+    texts = {name: pl.Categorical for name in {key, "kernel"} if kernels[name].dtype == pl.String}
+    sums = (
+        kernels.cast(texts)
+        .group_by(key, *same)
+        .agg(pl.col("n", "total_ns").sum(), pl.col("max_ns").max())
+    )
     is_this = pl.col(key) == pl.lit(value)
     others = sums.filter(~is_this)
     count = max(others[key].n_unique(), 1)
@@ -311,4 +317,5 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     rows = rows.with_columns(
         mean=pl.coalesce("mean", "usual_mean"), usual_mean=pl.coalesce("usual_mean", "mean")
     )
-    return rows.with_columns(usual_ns=pl.col("usual_n") * pl.col("usual_mean")).sort(same)
+    rows = rows.with_columns(usual_ns=pl.col("usual_n") * pl.col("usual_mean"))
+    return rows.cast(dict.fromkeys(texts, pl.String)).sort(same)

@@ -232,21 +232,25 @@ def _kernels_of_steps(
 ) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
     length = (work["end"] - work["start"]).alias("length")
-    kernels = work[["event", "device", "name", "work_kind"]]
+    kernels = work[["event", "device", "name"]]
     kernels = kernels.hstack([length, saved, _launching_step(trace, work)])
+    kernels = kernels.filter((work["work_kind"] == COMPUTE) & counted)
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", "local_memory", blocks=blocks)
     place = linking.first_match(grids, kernels, ["event"])
     grids = grids.drop("event")[nesting.row_numbers(place)]
-    kernels = kernels.hstack(grids).filter((pl.col("work_kind") == COMPUTE) & counted)
-    sums = kernels.group_by("device", "step", "name", "blocks").agg(
-        pl.col("fusible_ns").sum(),
-        n=pl.len().cast(pl.Int64),
-        total_ns=pl.col("length").sum(),
-        max_ns=pl.col("length").max(),
-        local_memory=pl.col("local_memory").max(),
+    sums = (
+        kernels.hstack(grids)
+        .group_by("device", "step", "name", "blocks")
+        .agg(
+            pl.col("fusible_ns").sum(),
+            n=pl.len().cast(pl.Int64),
+            total_ns=pl.col("length").sum(),
+            max_ns=pl.col("length").max(),
+            local_memory=pl.col("local_memory").max(),
+        )
     )
-    return sums.drop_nulls("name")
+    return sums.drop_nulls("name").with_columns(pl.col("step").cast(pl.String))
 
 
 def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:
@@ -258,7 +262,8 @@ def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:
     rows = launching.launch_rows(trace, work)
     known = pl.Series(rows != nesting.ROOT)
     launched = trace.events["ts"][nesting.row_numbers(rows)]
-    step = steps["step"][launching_step(steps, launched, work["start"])]
+    names = steps["step"].cast(pl.Categorical)  # small, of millions of kernels
+    step = names[launching_step(steps, launched, work["start"])]
     first = work["start"].filter(known).min()
     recorded = known | (work["start"] >= first) if first is not None else ~known
     return step.zip_with(recorded, pl.Series([None], dtype=step.dtype)).alias("step")
@@ -465,15 +470,17 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
         return None
     keys = ("rank", "path", "device", "step", "name", "blocks")
     sums, most = ("n", "total_ns", "fusible_ns"), ("max_ns", "local_memory")
-    rows = stacked(frames, **_sources(parts))
-    rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col(most).max())
+    sources = _sources(parts)
+    rows = stacked(frames, **sources)
+    if pl.DataFrame(sources).is_duplicated().any():
+        rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col(most).max())
     kernel = mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
-    labelled = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, *most)
-    texts = {
-        name: pl.Enum(labelled[name].cast(pl.String).drop_nulls().unique().sort())
-        for name in ("path", "step", "kernel")
-    }  # texts are compared once, not for each row
-    return labelled.cast(texts).sort(pl.all()).cast(dict.fromkeys(texts, pl.String))  # type: ignore[arg-type]
+    rows = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, *most)
+    texts = ["path", "step", "kernel"]
+    for name in texts:  # texts are compared once, not for each row
+        known = pl.Enum(rows[name].cast(pl.String).drop_nulls().unique().sort())
+        rows = rows.with_columns(pl.col(name).cast(known))
+    return rows.sort(pl.all()).with_columns(pl.col(texts).cast(pl.String))
 
 
 def _training(parts: Sequence[Part]) -> pl.DataFrame | None:

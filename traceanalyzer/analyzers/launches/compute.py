@@ -309,9 +309,12 @@ def _measured_steps(
     rows = steps[["step", "start", "end"]].join(devices, how="cross")
     waiting = intervals.intersect(gaps, stretches, ["device"])
     within = linking.label_by_interval(launched, device_steps.on_host(steps))["interval"]
-    counts = launched.select("device", "graph", step=steps["step"][within])
-    sums = counts.group_by("device", "step").agg(
-        launches=pl.len(), graph_launches=pl.col("graph").sum()
+    names = steps["step"].cast(pl.Categorical)  # small, of millions of launches
+    counts = launched.select("device", "graph", step=names[within])
+    sums = (
+        counts.group_by("device", "step")
+        .agg(launches=pl.len(), graph_launches=pl.col("graph").sum())
+        .with_columns(pl.col("step").cast(pl.String))
     )
     measured = rows.with_columns(
         step_ns=pl.col("end") - pl.col("start"),
