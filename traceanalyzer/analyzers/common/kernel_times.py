@@ -318,4 +318,4 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
         mean=pl.coalesce("mean", "usual_mean"), usual_mean=pl.coalesce("usual_mean", "mean")
     )
     rows = rows.with_columns(usual_ns=pl.col("usual_n") * pl.col("usual_mean"))
-    return rows.cast(dict.fromkeys(texts, pl.String)).sort(same)
+    return rows.with_columns(pl.col(texts).cast(pl.String)).sort(same)
