@@ -1,9 +1,9 @@
 """Renderers: each module writes any result in one output format.
 
 Only this package chooses units and escapes text. Renderers depend on
-:mod:`traceanalyzer.result` and :mod:`traceanalyzer.units`, never on a parser, a trace or an
-analyzer, and treat the results of all analyses alike. The command line and the notebook methods
-of a result import this package.
+:mod:`traceanalyzer.drawings` and :mod:`traceanalyzer.units`, never on a parser, a trace, an
+analyzer or the class of a result, and treat the results of all analyses alike. The command line and
+the notebook methods of a result import this package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from traceanalyzer import files
 from traceanalyzer.errors import OptionError
 
 if TYPE_CHECKING:
-    from traceanalyzer.result import Result
+    from traceanalyzer.drawings import Content
 
 Form = Literal["table", "md", "csv", "json", "sqlite", "html", "svg", "png"]
 
@@ -52,7 +52,7 @@ def form_of(path: str) -> Form | None:
 
 
 def render(
-    result: Result,
+    result: Content,
     to: Form,
     *,
     top: int | None = None,
@@ -98,7 +98,7 @@ def render(
     return plot.to_png(picture) if to == "png" else plot.to_svg(picture).encode()
 
 
-def save(result: Result, path: str, *, top: int | None = None, force: bool = False) -> None:
+def save(result: Content, path: str, *, top: int | None = None, force: bool = False) -> None:
     """Write a result to a file in the format of its suffix, see ``Result.save``."""
     form = form_of(path)
     if form is None:
@@ -110,7 +110,7 @@ def save(result: Result, path: str, *, top: int | None = None, force: bool = Fal
         file.write(data)
 
 
-def _flamegraph(result: Result, to: Form) -> bytes:
+def _flamegraph(result: Content, to: Form) -> bytes:
     if to == "png":
         raise OptionError("a flame graph cannot be written as png; use svg or html")
     if len(result.flames) > 1:

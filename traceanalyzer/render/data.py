@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from traceanalyzer.drawings import SCHEMA_VERSION
 from traceanalyzer.errors import MissingExtra
-from traceanalyzer.result import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pandas as pd
     import sqlite_utils
 
-    from traceanalyzer.result import Result
+    from traceanalyzer.drawings import Content
 
 # Spreadsheets evaluate a cell that starts like this as a formula.
 _FORMULA = r"^[=+\-@\t\r\n]"
@@ -28,7 +28,7 @@ _CATEGORIES = (pl.Categorical, pl.Enum)
 _WHOLE = ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 
 
-def to_csv(result: Result, *, table: str | None = None, top: int | None = None) -> str:
+def to_csv(result: Content, *, table: str | None = None, top: int | None = None) -> str:
     """Return one table as CSV, by default the first with rows; null is an empty cell, a list JSON.
 
     Text that a spreadsheet would evaluate as a formula gets a leading apostrophe; numbers never do.
@@ -54,10 +54,10 @@ def _csv_column(values: pl.Series) -> pl.Series:
     return values
 
 
-def to_json(result: Result, *, top: int | None = None) -> bytes:
+def to_json(result: Content, *, top: int | None = None) -> bytes:
     """Return ``Result.to_dict()`` as JSON with at most ``top`` rows per table; NaN is null.
 
-    ``schema_version`` is :data:`~traceanalyzer.result.SCHEMA_VERSION`.
+    ``schema_version`` is :data:`~traceanalyzer.drawings.SCHEMA_VERSION`.
     """
     values = {"schema_version": SCHEMA_VERSION} | result.to_dict()
     if top is not None:
@@ -85,7 +85,7 @@ def _fitting(value: Any) -> Any:
     return float(value) if beyond else value
 
 
-def to_sqlite(result: Result, *, top: int | None = None) -> bytes:
+def to_sqlite(result: Content, *, top: int | None = None) -> bytes:
     """Return an SQLite database: tables, boxes of flame graphs, and ``about``.
 
     ``about`` contains title, verdict, notes and scalars. Null, NaN and infinity are NULL; a list
@@ -108,7 +108,7 @@ def to_sqlite(result: Result, *, top: int | None = None) -> bytes:
     return image
 
 
-def _about(database: sqlite_utils.Database, result: Result) -> None:
+def _about(database: sqlite_utils.Database, result: Content) -> None:
     rows = [
         ("title", result.title),
         ("verdict", result.verdict),

@@ -13,7 +13,18 @@ from functools import cache
 from html import escape
 from types import ModuleType
 
-from traceanalyzer.drawings import Budget, Chart, Flame, Lanes, Occupancy
+from traceanalyzer.drawings import (
+    Budget,
+    Chart,
+    Content,
+    Finding,
+    Flame,
+    Lanes,
+    Occupancy,
+    ReportContent,
+    Section,
+    Table,
+)
 from traceanalyzer.render import charts, flamegraph, occupancy, palette, pieces, timeline
 from traceanalyzer.render.pieces import Viewer, escaped, resource
 from traceanalyzer.render.text import (
@@ -26,7 +37,6 @@ from traceanalyzer.render.text import (
     shorten,
     table_cells,
 )
-from traceanalyzer.result import Finding, Report, Result, Section, Table
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 # Blocks network access and scripts, whatever names a trace contains.
@@ -55,7 +65,7 @@ _FLAME_STYLE = """
 """
 
 
-def page(result: Result, *, top: int | None = 100) -> str:
+def page(result: Content, *, top: int | None = 100) -> str:
     """Return a page with tables and charts; it fetches nothing and supports dark mode.
 
     The content security policy allows the scripts of the viewers only.
@@ -64,7 +74,7 @@ def page(result: Result, *, top: int | None = 100) -> str:
         result: the result.
         top: rows per table; None means all.
     """
-    if isinstance(result, Report):
+    if isinstance(result, ReportContent):
         return _report_page(result, top)
     viewers = viewers_of([result])
     styles = _style(result) + PAGE_STYLE + viewing(viewers)
@@ -91,7 +101,7 @@ def _verdict(text: str) -> str:
     return f'<p class="verdict">{escaped(lead)}</p>{listed}'
 
 
-def fragment(result: Result, *, top: int | None = 10) -> str:
+def fragment(result: Content, *, top: int | None = 10) -> str:
     """Return title, verdict, drawings, tables and notes for a notebook.
 
     Of several charts only the first is drawn; ``Result.plot()`` draws all. A drawing with a viewer
@@ -115,7 +125,7 @@ def fragment(result: Result, *, top: int | None = 10) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _first_chart(result: Result) -> tuple[Chart, ...]:
+def _first_chart(result: Content) -> tuple[Chart, ...]:
     """Return the most important chart of a result without another drawing."""
     other = result.timelines or result.occupancies or result.flames
     return () if other else result.charts[:1]
@@ -171,7 +181,7 @@ def document(title: str, styles: str, viewers: Sequence[Viewer], body: Iterable[
     return "\n".join(lines) + "\n"
 
 
-def viewers_of(results: Iterable[Result]) -> list[Viewer]:
+def viewers_of(results: Iterable[Content]) -> list[Viewer]:
     """Return the viewers needed for the drawings of the results."""
     results = list(results)
     needed = (
@@ -191,7 +201,7 @@ def viewing(viewers: Sequence[Viewer], *, narrow: bool = False) -> str:
     return "".join(sheets) + wide + more
 
 
-def drawings(result: Result, key: str = "") -> list[str]:
+def drawings(result: Content, key: str = "") -> list[str]:
     """Return all drawings of a result; their ids start with ``key``."""
     return [
         *(timeline.inline(one, f"{key}lanes-{n}") for n, one in enumerate(result.timelines)),
@@ -201,7 +211,7 @@ def drawings(result: Result, key: str = "") -> list[str]:
     ]
 
 
-def recorded(result: Result) -> str:
+def recorded(result: Content) -> str:
     """Return the line that says what was recorded, or an empty text."""
     return f'<p class="soft">{escaped(result.recorded)}</p>' if result.recorded else ""
 
@@ -318,7 +328,7 @@ def _sentence(text: str, *, number: bool) -> str:
     return f'<td class="{"number" if number else "sentence"}">{escaped(text)}</td>'
 
 
-def notes(result: Result, *, heading: str) -> str:
+def notes(result: Content, *, heading: str) -> str:
     """Return the notes as a list, or an empty text."""
     if not result.notes:
         return ""
@@ -326,7 +336,7 @@ def notes(result: Result, *, heading: str) -> str:
     return f'<{heading}>Notes</{heading}>\n<ul class="soft">{items}</ul>'
 
 
-def _style(result: Result) -> str:
+def _style(result: Content) -> str:
     """Return the style sheet of a result without its drawings."""
     return STYLE + (CARD_STYLE if result.diagnosis or result.budget_bar else "")
 
@@ -429,7 +439,7 @@ def _key(term: str) -> str:
 _REPORT_VIEWER = Viewer("traceanalyzer.render", ("sort", "report"), sheet="report")
 
 
-def _report_page(report: Report, top: int | None) -> str:
+def _report_page(report: ReportContent, top: int | None) -> str:
     parts = (*([report.timeline] if report.timeline else ()), *report.sections)
     results = [report.diagnosis_result, *(section.result for section in parts)]
     viewers: list[Viewer] = [*viewers_of(results), _REPORT_VIEWER]
@@ -496,7 +506,7 @@ def _marked(section: Section | None) -> dict[int, str]:
     }
 
 
-def _contents(report: Report) -> str:
+def _contents(report: ReportContent) -> str:
     """Return the list of contents with the number of findings of each analysis."""
     findings = Counter(one.analysis for one in report.diagnosis)
     first = [
@@ -517,7 +527,7 @@ _ABOVE = ("ranks", "files", "step_count", "median_ns")
 _IN_BUDGET = ("idle_frac", "dataloading_frac", "exposed_frac", "wait_frac")
 
 
-def _facts(report: Report) -> str:
+def _facts(report: ReportContent) -> str:
     """Return the facts that the line of what was recorded and the budget do not have."""
     elsewhere = {*_ABOVE, *(_IN_BUDGET if report.diagnosis_result.budget_bar else ())}
     tiles = []
@@ -582,7 +592,7 @@ def _contained(tables: Sequence[Table], more: Sequence[str]) -> str:
     return " and ".join(counts)
 
 
-def _commands(report: Report) -> str:
+def _commands(report: ReportContent) -> str:
     """Return the list of commands that reproduce each part."""
     sections = (*([report.timeline] if report.timeline else ()), *report.sections)
     commands = [report.command, *(section.command for section in sections)]

@@ -6,8 +6,8 @@ cannot be HTML, a link, an image, emphasis, an ``@mention`` or a link to an issu
 
 import re
 
+from traceanalyzer.drawings import Content, Finding, Table
 from traceanalyzer.render.text import answer, costs, gain, prose, shorten, table_cells
-from traceanalyzer.result import Finding, Result, Table
 from traceanalyzer.units import format_frac, format_ns
 
 _CELL_CHARS = 90
@@ -30,7 +30,7 @@ _NAME = 8
 _ENDS_CELL = "\\|"
 
 
-def render(result: Result, *, top: int | None = 20) -> str:
+def render(result: Content, *, top: int | None = 20) -> str:
     """Return title, verdict, findings, tables and notes.
 
     Args:

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from traceanalyzer.drawings import Chart, Lanes, Occupancy
+from traceanalyzer.drawings import Chart, Content, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.marks import (
     MAX_PANELS,
@@ -33,7 +33,6 @@ from traceanalyzer.render.marks import (
 from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.text import prose, shorten, spaced
 from traceanalyzer.render.timeline import drawing as lanes
-from traceanalyzer.result import Result
 
 INK = "#1f2328"  # text and rings
 _MAX_OCCUPANCIES = 8
@@ -90,7 +89,7 @@ _TICKS: dict[str, Any] = {
 }
 
 
-def figure(result: Result, chart: str | None = None) -> Figure:
+def figure(result: Content, chart: str | None = None) -> Figure:
     """Return a figure of one drawing, or of all: timelines, largest occupancies, charts.
 
     Raises:
@@ -100,7 +99,7 @@ def figure(result: Result, chart: str | None = None) -> Figure:
 
 
 def plot(
-    result: Result, chart: str | None, ax: Axes | None
+    result: Content, chart: str | None, ax: Axes | None
 ) -> Axes | np.ndarray[Any, np.dtype[np.object_]]:
     """Return the axes of one drawing, or of all; see :meth:`Result.plot`.
 
@@ -126,7 +125,7 @@ def plot(
 
 
 def _drawn(
-    result: Result, chart: str | None, make: Callable[..., Figure]
+    result: Content, chart: str | None, make: Callable[..., Figure]
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, except the axes with the steps of an occupancy."""
     timelines, filled, charts = _chosen(result, chart)
@@ -150,7 +149,7 @@ def _drawn(
     return picture, axes
 
 
-def _draw_on(ax: Axes, result: Result, chart: str | None) -> Axes:
+def _draw_on(ax: Axes, result: Content, chart: str | None) -> Axes:
     """Draw one chart of one panel in the current style."""
     timelines, filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
@@ -188,7 +187,7 @@ def _saved(picture: Figure, form: str, metadata: dict[str, str | None]) -> bytes
     return out.getvalue()
 
 
-def _chosen(result: Result, name: str | None) -> tuple[list[Lanes], list[Occupancy], list[Chart]]:
+def _chosen(result: Content, name: str | None) -> tuple[list[Lanes], list[Occupancy], list[Chart]]:
     """Return the drawings of this name, or timelines, the largest occupancies and all charts.
 
     Raises:
@@ -210,7 +209,7 @@ def _peak(occupancy: Occupancy) -> int:
     return most if isinstance(most, int) else 0
 
 
-def _nothing(result: Result, name: str | None) -> str:
+def _nothing(result: Content, name: str | None) -> str:
     known = [one.name for one in result.timelines] + [one.name for one in result.occupancies]
     known += [one.name for one in result.charts]
     if result.flames and not known:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import polars as pl
 from tabulate import SEPARATING_LINE, tabulate
 
+from traceanalyzer.drawings import Content, Finding, Table
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.palette import OWN_CODE, SEVERITY, colored
 from traceanalyzer.render.text import (
@@ -25,7 +26,6 @@ from traceanalyzer.render.text import (
     table_cells,
     visible,
 )
-from traceanalyzer.result import Finding, Result, Table
 from traceanalyzer.units import one_of
 
 _READABLE = 24  # columns are hidden before names are shorter than this
@@ -190,7 +190,7 @@ def _around_difference(text: str, texts: Sequence[str], width: int) -> str:
     return _ELLIPSIS + rest
 
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=Content)
 
 _DESCENDING = {"asc": False, "desc": True}
 _UNITS = ("_ns", "_bytes", "_frac", "_gbps", "_tflops")
@@ -320,7 +320,7 @@ _LONGEST = 160  # characters of a name
 
 
 def render(
-    result: Result, *, top: int | None = 10, width: int | None = None, color: bool = False
+    result: Content, *, top: int | None = 10, width: int | None = None, color: bool = False
 ) -> str:
     """Return a result as text.
 
@@ -364,7 +364,7 @@ def render(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _strips(result: Result, width: int, top: int | None, *, color: bool) -> list[str]:
+def _strips(result: Content, width: int, top: int | None, *, color: bool) -> list[str]:
     """Return where the time goes, and the timelines."""
     if not (result.budget_bar or result.timelines):
         return []
@@ -374,7 +374,7 @@ def _strips(result: Result, width: int, top: int | None, *, color: bool) -> list
     return [*bar, *(timeline.text(one, width, top=top, color=color) for one in result.timelines)]
 
 
-def _heading(result: Result, width: int) -> str:
+def _heading(result: Content, width: int) -> str:
     """Return the title and what was recorded."""
     recorded = _filled(prose(result.recorded), width) if result.recorded else ""
     return "\n".join(filter(None, [prose(result.title), recorded]))

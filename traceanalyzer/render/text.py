@@ -28,7 +28,7 @@ from traceanalyzer.units import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from traceanalyzer.result import Finding, Table
+    from traceanalyzer.drawings import Finding, Table
 
 # C0 and C1 controls, DEL; soft hyphen and zero-width characters; line separators; marks,
 # embeddings, overrides and isolates that change the direction of text; the BOM; interlinear and tag
