@@ -5,7 +5,7 @@ Defaults are in ``traceanalyzer.toml``, or ``[tool.traceanalyzer]`` of a project
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import fields
+from dataclasses import Field, fields
 from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
@@ -16,9 +16,16 @@ from typing import Any
 import click
 
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import AnalyzerOptions, Option
+from traceanalyzer.analyzers.base import AnalyzerOptions
 from traceanalyzer.cli.answering import answer
-from traceanalyzer.cli.options import AliasedOption, Command, plotting, reading, writing
+from traceanalyzer.cli.options import (
+    AliasedOption,
+    Decorator,
+    plotting,
+    reading,
+    with_options,
+    writing,
+)
 from traceanalyzer.units import parse_bytes, parse_ns
 
 #: Options that may have a default; the others belong to one call.
@@ -181,36 +188,29 @@ def command(entry: registry.Entry) -> click.Command:
     def run(paths: tuple[str, ...], **rest: Any) -> None:
         answer(entry.function(), paths, **rest)
 
-    for decorate in (
-        writing,
-        reading,
-        plotting(entry.plot or "the charts"),
-        analyzer_options(options),
-    ):
-        run = decorate(run)
-    run = click.argument("paths", nargs=-1, required=True, metavar="PATH...")(run)
+    paths = click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+    drawn = plotting(entry.plot or "the charts")
+    run = with_options(paths, analyzer_options(options), drawn, reading, writing)(run)
     return click.command(entry.command, short_help=entry.summary, help=options.__doc__)(run)
 
 
 def analyzer_options(
     options: type[AnalyzerOptions], *, skip: Collection[str] = (), only: Collection[str] = ()
-) -> Callable[[Command], Command]:
+) -> Decorator:
     """Add an option for each field of an options class, or for some of them."""
-
-    def add(command: Command) -> Command:
-        for item in reversed(fields(options)):
-            name, about = item.name, item.metadata["option"]
-            annotation = item.type if isinstance(item.type, str) else formatannotation(item.type)
-            if about.command_line and name not in skip and (not only or name in only):
-                command = _option(name, annotation, item.default, about)(command)
-        return command
-
-    return add
+    chosen = [
+        one
+        for one in fields(options)
+        if one.metadata["option"].command_line
+        and one.name not in skip
+        and (not only or one.name in only)
+    ]
+    return with_options(*map(_option, chosen))
 
 
-def _option(
-    name: str, annotation: str, default: Any, about: Option
-) -> Callable[[Command], Command]:
+def _option(field: Field[Any]) -> Decorator:
+    name, default, about = field.name, field.default, field.metadata["option"]
+    annotation = field.type if isinstance(field.type, str) else formatannotation(field.type)
     flag = about.flag or "--" + name.replace("_", "-")
     settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar, "cls": AliasedOption}
     if default is False:

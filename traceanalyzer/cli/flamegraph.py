@@ -20,12 +20,10 @@ from traceanalyzer.cli.options import (
     ALL,
     ReadingOptions,
     Writing,
-    form_by_suffix,
-    limit,
     reading,
     rows,
-    table_options,
     writing,
+    writing_pictures,
 )
 from traceanalyzer.cli.output import STDOUT
 from traceanalyzer.errors import OptionError
@@ -35,45 +33,30 @@ from traceanalyzer.render.text import prose, visible
 #: Formats written to a file by default.
 PICTURES: tuple[Form, ...] = ("svg", "html")
 
-_FORMS = (*PICTURES, "table", "md", "json", "csv", "sqlite")
+_FORMS: tuple[Form, ...] = (*PICTURES, "table", "md", "json", "csv", "sqlite")
 _ENDS = (".gz", ".zst", ".zip", ".json", ".txt", ".parquet", ".sqlite", ".db")
 
 
 @click.command(help=Options.__doc__)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    help="Output file; - for standard output. Default: name of the first PATH with .svg, in the "
-    "current folder.",
-)
-@click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
-@click.option(
-    "--to", type=click.Choice(_FORMS), help="Format. Default: by suffix of FILE, else svg."
-)
-@click.option("--top", metavar=f"N|{ALL}", callback=rows, help="Rows per table.")
-@table_options
+@writing_pictures(_FORMS)
 @analyzer_options(Options)
 @reading
 def flamegraph(
     paths: tuple[str, ...],
-    output: str | None,
-    force: bool,
-    to: Form | None,
-    top: int | str | None,
-    table_sort: tuple[str, ...],
-    table_columns: tuple[str, ...],
-    color: bool | None,
     base: str | None,
     reading: ReadingOptions,
+    writing: Writing,
     **options: Any,
 ) -> None:
     """Write the flame graph, by default to a file."""
     import traceanalyzer as ta
 
-    writing = _writing(paths[0], output, to, top, force=force)
-    writing = replace(writing, sort=table_sort, columns=table_columns, color=color)
+    form, output = writing.to, writing.output
+    if form not in _FORMS:
+        raise OptionError(f"{output}: unknown output format; choose one of {', '.join(_FORMS)}")
+    if output is None and form in PICTURES:  # tables go to standard output
+        writing = replace(writing, output=default_name(paths[0], form))
     writing.check()
     inputs = inputs_of(paths, quiet=reading.quiet)
     bases = [] if base is None else inputs_of([base], quiet=reading.quiet)
@@ -86,18 +69,6 @@ def flamegraph(
     writing.show(result)
     if writing.output not in (None, STDOUT) and not reading.quiet:
         click.echo(prose(f"{writing.output}: {result.verdict}"), err=True)
-
-
-def _writing(
-    first: str, output: str | None, to: Form | None, top: int | str | None, *, force: bool
-) -> Writing:
-    """Return the output settings: pictures go to a file, tables to standard output by default."""
-    form = to or form_by_suffix(output, "svg")
-    if form not in _FORMS:
-        raise OptionError(f"{output}: unknown output format; choose one of {', '.join(_FORMS)}")
-    if output is None and form in PICTURES:
-        output = default_name(first, form)
-    return Writing(output, force, form, limit(top, form))
 
 
 def default_name(path: str, form: str) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from traceanalyzer.cli.answering import analyze, inputs_of
-from traceanalyzer.cli.options import Command, ReadingOptions, reading_here
+from traceanalyzer.cli.options import ReadingOptions, reading_here, with_options
 from traceanalyzer.errors import OptionError
 from traceanalyzer.render.text import prose
 
@@ -37,28 +36,22 @@ def _kinds(_context: click.Context, _option: click.Parameter, text: str | None) 
     return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
 
 
-def cutting(command: Command) -> Command:
-    """Add the options that select what is written."""
-    options: tuple[Callable[[Command], Command], ...] = (
-        click.option("--step", metavar="N", help="Only step N (a number or a name), on all ranks."),
-        click.option(
-            "--around",
-            metavar="FINDING",
-            help="Only one second around a finding of diagnose: its id (straggler) or number.",
-        ),
-        click.option(
-            "--ranks", metavar="LIST", callback=_ranks, help="Write only these ranks: 0,2-4."
-        ),
-        click.option(
-            "--kinds",
-            metavar="LIST",
-            callback=_kinds,
-            help="Write only these kinds of events (kernel,cpu_op; also counter and flow).",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+#: Options that select what is written.
+cutting = with_options(
+    click.option("--step", metavar="N", help="Only step N (a number or a name), on all ranks."),
+    click.option(
+        "--around",
+        metavar="FINDING",
+        help="Only one second around a finding of diagnose: its id (straggler) or number.",
+    ),
+    click.option("--ranks", metavar="LIST", callback=_ranks, help="Write only these ranks: 0,2-4."),
+    click.option(
+        "--kinds",
+        metavar="LIST",
+        callback=_kinds,
+        help="Write only these kinds of events (kernel,cpu_op; also counter and flow).",
+    ),
+)
 
 
 @click.command()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 ALL, AUTO = "all", "auto"
 _PICTURES = ("svg", "png")
 Command = Callable[..., None]
+Decorator = Callable[[Command], Command]
 
 #: Former spellings of options, still accepted.
 RENAMED_OPTIONS = {
@@ -252,13 +253,6 @@ _TABLE_OPTIONS = (
 )
 
 
-def table_options(command: Command) -> Command:
-    """Add ``table_sort``, ``table_columns`` and ``color``, see :class:`Writing`."""
-    for option in reversed(_TABLE_OPTIONS):
-        command = option(command)
-    return command
-
-
 def limit(top: int | str | None, default: str) -> int | None:
     """Return the rows per table: ``--top``, else the default of the format; None for all."""
     rows_per_table = TOP.get(default) if top is None else top
@@ -347,17 +341,28 @@ def reading_here(command: Command) -> Command:
     return _with_reading(command, _FILE_OPTIONS)
 
 
-def _with_reading(command: Command, options: Sequence[Callable[[Command], Command]]) -> Command:
+def _with_reading(command: Command, options: Sequence[Decorator]) -> Command:
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
         known = {field.name for field in fields(ReadingOptions)} & values.keys()
         settings = ReadingOptions(**{name: values.pop(name) for name in known})
         command(*args, reading=settings, **values)
 
-    whole: Command = wrapped
-    for option in reversed(options):
-        whole = option(whole)
-    return whole
+    return with_options(*options)(wrapped)
+
+
+def with_options(*options: Decorator) -> Decorator:
+    """Return the decorator that adds these options to a command, in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+_FORCE = click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
 
 
 class _Forms(click.Choice[str]):
@@ -370,47 +375,75 @@ class _Forms(click.Choice[str]):
 
 def writing(command: Command) -> Command:
     """Add the options of :class:`Writing`; the command gets one ``writing`` argument."""
+    options = (
+        click.option(
+            "-o", "--output", metavar="FILE", help="Output file. Default: standard output."
+        ),
+        _FORCE,
+        click.option(
+            "--to",
+            type=_Forms(FORMS),
+            help="Output format. Default: by suffix of FILE, else table. csv has one table.",
+        ),
+        click.option(
+            "--table", metavar="NAME", help="Table of --to csv. Default: first with rows."
+        ),
+        click.option(
+            "--top",
+            metavar=f"N|{ALL}",
+            callback=rows,
+            help=f"Rows per table. Default: {TOP['table']}; {TOP['md']} in md, {TOP['html']} in "
+            "html, all in data formats.",
+        ),
+        *_TABLE_OPTIONS,
+    )
+    return _with_writing(command, options, "table")
 
-    @click.option("-o", "--output", metavar="FILE", help="Output file. Default: standard output.")
-    @click.option("--force", is_flag=True, help="Overwrite an existing FILE.")
-    @click.option(
-        "--to",
-        type=_Forms(FORMS),
-        help="Output format. Default: by suffix of FILE, else table. csv has one table.",
+
+def writing_pictures(forms: Sequence[Form]) -> Decorator:
+    """Like :func:`writing`, for a command that by default writes an SVG file, in these formats."""
+    options = (
+        click.option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Output file; - for standard output. Default: name of the first PATH with .svg, "
+            "in the current folder.",
+        ),
+        _FORCE,
+        click.option(
+            "--to", type=click.Choice(forms), help="Format. Default: by suffix of FILE, else svg."
+        ),
+        click.option("--top", metavar=f"N|{ALL}", callback=rows, help="Rows per table."),
+        *_TABLE_OPTIONS,
     )
-    @click.option("--table", metavar="NAME", help="Table of --to csv. Default: first with rows.")
-    @click.option(
-        "--top",
-        metavar=f"N|{ALL}",
-        callback=rows,
-        help=f"Rows per table. Default: {TOP['table']}; {TOP['md']} in md, {TOP['html']} in html, "
-        "all in data formats.",
-    )
-    @table_options
+    return lambda command: _with_writing(command, options, "svg")
+
+
+def _with_writing(command: Command, options: Sequence[Decorator], default: Form) -> Command:
     @wraps(command)
     def wrapped(
         *args: Any,
         output: str | None,
         force: bool,
         to: Form | None,
-        table: str | None,
         top: int | str | None,
         table_sort: tuple[str, ...],
         table_columns: tuple[str, ...],
         color: bool | None,
+        table: str | None = None,
         plot: str | None = None,
         **rest: Any,
     ) -> None:
-        form = to or form_by_suffix(output, "table")
-        rows_per_table = limit(top, form)
+        form = to or form_by_suffix(output, default)
         settings = Writing(
-            output, force, form, rows_per_table, plot, table_sort, table_columns, color, table
+            output, force, form, limit(top, form), plot, table_sort, table_columns, color, table
         )
         command(*args, writing=settings, **rest)
 
-    return wrapped
+    return with_options(*options)(wrapped)
 
 
-def plotting(what: str) -> Callable[[Command], Command]:
+def plotting(what: str) -> Decorator:
     """Add ``--plot FILE``, which draws ``what``, to a command with the options of ``writing``."""
     return click.option("--plot", metavar="FILE", help=f"Draw {what} to FILE.svg or .png.")
