@@ -78,19 +78,26 @@ def page(result: Content, *, top: int | None = 100) -> str:
         return _report_page(result, top)
     viewers = viewers_of([result])
     styles = _style(result) + PAGE_STYLE + viewing(viewers)
-    body = [
-        '<body class="traceanalyzer"><main>',
-        f"<h1>{escaped(result.title)}</h1>",
+    body = _parts(result, drawings(result), top, title="h1", heading="h2")
+    return document(
+        result.title, styles, viewers, ['<body class="traceanalyzer"><main>', *body, "</main>"]
+    )
+
+
+def _parts(
+    result: Content, drawn: Iterable[str], top: int | None, *, title: str, heading: str
+) -> list[str]:
+    """Return title, verdict, drawings, findings, tables and notes; empty without them."""
+    return [
+        f"<{title}>{escaped(result.title)}</{title}>",
         recorded(result),
         _verdict(result.verdict),
         budget(result.budget_bar),
-        *drawings(result),
+        *drawn,
         cards(result.diagnosis),
-        *(table(one, top, heading="h2") for one in result.visible_tables),
-        notes(result, heading="h2"),
-        "</main>",
+        *(table(one, top, heading=heading) for one in result.visible_tables),
+        notes(result, heading=heading),
     ]
-    return document(result.title, styles, viewers, body)
 
 
 def _verdict(text: str) -> str:
@@ -107,22 +114,15 @@ def fragment(result: Content, *, top: int | None = 10) -> str:
     Of several charts only the first is drawn; ``Result.plot()`` draws all. A drawing with a viewer
     is a page in a sandboxed frame, from which the viewer cannot access the notebook.
     """
-    lines = [
-        f'<div class="traceanalyzer"><style>{_style(result)}</style>',
-        f"<h3>{escaped(result.title)}</h3>",
-        recorded(result),
-        _verdict(result.verdict),
-        budget(result.budget_bar),
+    drawn = (
         *(_framed(one, timeline, timeline.height(one)) for one in result.timelines),
         *(_framed(one, occupancy, _height(one)) for one in result.occupancies),
         *(_framed(flame, flamegraph, _FRAME_HEIGHT) for flame in result.flames),
         *(_framed(chart, charts, _CHART_HEIGHT) for chart in _first_chart(result)),
-        cards(result.diagnosis),
-        *(table(one, top, heading="h4") for one in result.visible_tables),
-        notes(result, heading="h4"),
-        "</div>",
-    ]
-    return "\n".join(line for line in lines if line)
+    )
+    begin = f'<div class="traceanalyzer"><style>{_style(result)}</style>'
+    parts = _parts(result, drawn, top, title="h3", heading="h4")
+    return "\n".join(line for line in (begin, *parts, "</div>") if line)
 
 
 def _first_chart(result: Content) -> tuple[Chart, ...]:

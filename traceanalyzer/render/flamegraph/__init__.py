@@ -412,16 +412,10 @@ def _tree(flame: Flame) -> Box | None:
 def _box(row: dict[str, Any]) -> Box:
     hidden = row["hidden"]
     name = row["name"] or (f"({hidden:,} frames too small to draw)" if hidden else "(no name)")
+    place = shorten(visible(row["place"]), _NAME_CHARS) if row["place"] else None
+    same = ("group", "is_own_code", "imports", "total", "hidden", "base")
     return Box(
-        shorten(visible(name), _NAME_CHARS),
-        shorten(visible(row["place"]), _NAME_CHARS) if row["place"] else None,
-        row["group"],
-        row["is_own_code"],
-        row["imports"],
-        row["self"],
-        row["total"],
-        hidden,
-        row["base"],
+        shorten(visible(name), _NAME_CHARS), place, alone=row["self"], **{n: row[n] for n in same}
     )
 
 
