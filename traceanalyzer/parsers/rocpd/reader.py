@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import ModuleType
 
 import polars as pl
 
@@ -43,16 +44,16 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         on_disk(source, _WRITER) as file,
         Database(file.path, source.path, progress, remedy=_REMEDY) as database,
     ):
-        names = set(map(v3.logical_name, database.tables))
         # rocprofv3's tables have names that RPD's do not have
-        is_rpd = database.has(rpd.OP, rpd.API)
-        if not is_rpd and not names.intersection(v3.IDENTIFYING):
+        layout = rpd if database.has(*rpd.IDENTIFYING) else v3
+        names = {layout.logical_name(table) for table in database.tables}
+        if names.isdisjoint(layout.IDENTIFYING):
             raise UnknownFormat(
                 source.path, "an SQLite database, but not a recording of RPD or rocprofv3"
             )
-        unusable = _without_columns(database, is_rpd=is_rpd)
+        unusable = _without_columns(database, layout)
         reading = DatabaseReader(database, selection)
-        recording = rpd.read(reading) if is_rpd else v3.read(reading)
+        recording = layout.read(reading)
         parts = [reading.selected(part) for part in recording.parts]
         timeless = sum(part["ts"].null_count() for part in parts)
         parts = [part.drop_nulls("ts") for part in parts]
@@ -65,7 +66,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
             *odd,
             *of_database(database),
             *recording.issues,
-            *_of_recording(database, recording, is_rpd=is_rpd),
+            *_of_recording(database, recording, layout),
         ]
     return replace(trace, issues=issue_rows(issues, trace.meta.rank))
 
@@ -132,17 +133,16 @@ def _with_rank(rows: pl.DataFrame, rank: int | None, ranks: dict[int, int]) -> p
     return rows.with_columns(rank=known)
 
 
-def _without_columns(database: Database, *, is_rpd: bool) -> list[Finding]:
+def _without_columns(database: Database, layout: ModuleType) -> list[Finding]:
     """Report missing tables; drop tables without a required column, and report them."""
-    required = rpd.REQUIRED if is_rpd else v3.REQUIRED
-    essential = rpd.ESSENTIAL if is_rpd else v3.ESSENTIAL
-    exist = set(database.tables if is_rpd else map(v3.logical_name, database.tables))
+    names = {table: layout.logical_name(table) for table in sorted(database.tables)}
     issues: list[Finding] = [
-        ("data_loss", "missing-table", 1, table) for table in essential if table not in exist
+        ("data_loss", "missing-table", 1, table)
+        for table in layout.ESSENTIAL
+        if table not in names.values()
     ]
-    for table in sorted(database.tables):
-        name = table if is_rpd else v3.logical_name(table)
-        columns = required.get(name or "", ())
+    for table, name in names.items():
+        columns = layout.REQUIRED.get(name, ())
         missing = [column for column in columns if column not in database.tables[table]]
         if missing:
             del database.tables[table]
@@ -150,7 +150,9 @@ def _without_columns(database: Database, *, is_rpd: bool) -> list[Finding]:
     return issues
 
 
-def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> Iterator[Finding]:
+def _of_recording(
+    database: Database, recording: Recording, layout: ModuleType
+) -> Iterator[Finding]:
     """Report assumed ranks and tables that were not read."""
     owners = recording.used["owner"].drop_nulls().n_unique()
     if owners > 1 and not recording.ranks and _share_a_device(recording):
@@ -158,10 +160,5 @@ def _of_recording(database: Database, recording: Recording, *, is_rpd: bool) -> 
     elif owners > 1 and not recording.ranks:
         yield "notice", RANKS_NUMBERED, owners, "ranks not recorded: numbered by device"
     for table in sorted(database.tables):
-        known = (
-            table in rpd.REQUIRED or table in rpd.DESCRIBING
-            if is_rpd
-            else v3.logical_name(table) is not None or table == "sqlite_sequence"
-        )
-        if not known:
+        if layout.logical_name(table) is None and table != "sqlite_sequence":
             yield "info", "not-read", 1, table

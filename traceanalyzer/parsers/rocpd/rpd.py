@@ -43,6 +43,8 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 }
 #: Tables without which rows have no name or process.
 ESSENTIAL = (OP, API, LINKS, STRINGS)
+#: A file without any of these is not one of RPD.
+IDENTIFYING = (OP, API)
 #: Tables without events, or with data that other tables have too.
 DESCRIBING = (
     METADATA,
@@ -51,7 +53,6 @@ DESCRIBING = (
     "rocpd_kernelcodeobject",
     "rocpd_op_inputSignals",
     "ext_callstack",
-    "sqlite_sequence",
 )
 
 #: Kind by pattern of an operation's type; the first match is used.
@@ -69,6 +70,11 @@ _IN_WORK_ITEMS = r"^hip(?:Ext|Hcc)ModuleLaunchKernel"
 _MONITORS = {"sclk": "sclk [MHz]"}
 _HOST_KINDS = frozenset(("cuda_runtime", "cuda_driver", "overhead", "nvtx", "cpu_op"))
 _DEVICE_KINDS = frozenset((*(kind for kind, _ in _KINDS), _NO_WORK))
+
+
+def logical_name(table: str) -> str | None:
+    """Return the name of a table, or None for an unknown table."""
+    return table if table in REQUIRED or table in DESCRIBING else None
 
 
 def read(reading: DatabaseReader) -> Recording:
