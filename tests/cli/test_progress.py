@@ -2,7 +2,8 @@ import io
 
 from hypothesis import given, strategies as st
 
-from traceanalyzer.cli.progress import Files, progress
+from traceanalyzer.cli.progress import progress
+from traceanalyzer.run.read import OfAllFiles
 
 
 class _Terminal(io.StringIO):
@@ -49,17 +50,17 @@ def test_progress_appears_after_a_delay_and_is_erased(tmp_path, monkeypatch):
 
 @given(st.lists(st.lists(st.integers(1, 100), min_size=1, max_size=5), max_size=5))
 def test_bytes_of_all_files_are_summed(files):
-    total = 0
+    size = sum(map(sum, files))
+    sums = [0]
 
-    def advance(step):
-        nonlocal total
-        assert step >= 0
-        total += step
+    def show(done, total):
+        assert sums[-1] <= done <= total == size
+        sums.append(done)
 
-    meter = Files(advance)
+    meter = OfAllFiles(show, size)
     for steps in files:
         done = 0
         for step in steps:
             done += step
             meter(done, sum(steps))
-    assert total == sum(map(sum, files))
+    assert sums[-1] == size

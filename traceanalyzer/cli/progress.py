@@ -26,46 +26,31 @@ def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, in
         yield None
         return
     from traceanalyzer.run.find import size_of
+    from traceanalyzer.run.read import OfAllFiles
 
-    size = sum(map(size_of, paths))
-    bar = _Bar(size)
+    bar = _Bar()
     try:
-        yield Files(bar.advance)
+        yield OfAllFiles(bar.show, sum(map(size_of, paths)))
     finally:
         bar.erase()
-
-
-class Files:
-    """Sum of the bytes of files that are read one after another."""
-
-    def __init__(self, advance: Callable[[int], object]) -> None:
-        self._advance = advance
-        self._done = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        """Record ``done`` bytes of a file; fewer than last time means the next file."""
-        self._advance(done - self._done if done >= self._done else done)
-        self._done = 0 if done >= total else done
 
 
 class _Bar:
     """A bar that appears late; rich is imported only then."""
 
-    def __init__(self, size: int) -> None:
-        self._size, self._done = size, 0
+    def __init__(self) -> None:
         self._next = monotonic() + DELAY_SECONDS
         self._display: Progress | None = None
 
-    def advance(self, step: int) -> None:
-        self._done += step
-        if monotonic() < self._next and self._done < self._size:
+    def show(self, done: int, size: int) -> None:
+        if monotonic() < self._next and done < size:
             return
         if self._display is None and monotonic() >= self._next:
-            self._display = _started(self._size, self._done)
+            self._display = _started(size, done)
         if self._display:
-            text = "Reading" if self._done < self._size else "Analyzing"
+            text = "Reading" if done < size else "Analyzing"
             (task,) = self._display.task_ids
-            self._display.update(task, completed=self._done, description=text, refresh=True)
+            self._display.update(task, completed=done, description=text, refresh=True)
             self._next = monotonic() + UPDATE_SECONDS
 
     def erase(self) -> None:

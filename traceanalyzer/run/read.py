@@ -256,6 +256,20 @@ def with_assumed_rank(trace: Trace, rank: int) -> Trace:
     return trace.with_rank(rank)
 
 
+class OfAllFiles:
+    """Progress of files that are read one after another, of their bytes together."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total = progress, total
+        self._before = self._done = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        """Record ``done`` bytes of a file; fewer than last time means the next file."""
+        self._done += done - self._before if done >= self._before else done
+        self._before = 0 if done >= total else done
+        self._progress(min(self._done, self._total), self._total)
+
+
 def report_read(
     sizes: Iterable[int],
     issues: Iterable[tuple[tuple[Meta, ...], pl.DataFrame]],

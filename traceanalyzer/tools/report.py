@@ -19,10 +19,11 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.what_if.replay import Replay
+from traceanalyzer.drawings import Fact, Section, Table
 from traceanalyzer.findings.judge import judge, with_thresholds
 from traceanalyzer.findings.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT, Diagnosis
 from traceanalyzer.findings.rule import Rule
-from traceanalyzer.result import Fact, Report, Result, Section, Table
+from traceanalyzer.result import Report, Result
 from traceanalyzer.run.loop import examine, guarded
 from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.units import format_first

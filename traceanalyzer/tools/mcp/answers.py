@@ -17,6 +17,7 @@ from traceanalyzer.render.data import as_json
 from traceanalyzer.render.pieces import resource
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.result import SCHEMA_VERSION, Result
+from traceanalyzer.run.read import OfAllFiles
 from traceanalyzer.tools.mcp.tools import (
     MOST_ROWS,
     PAGE,
@@ -71,27 +72,13 @@ class Answers:
         key = json.dumps([name, asked, files], sort_keys=True)
         result = self._results.pop(key, None)
         if result is None:
-            meter = (
-                None if progress is None else _Meter(progress, sum(size for _, size, _ in files))
-            )
+            total = sum(size for _, size, _ in files)
+            meter = None if progress is None else OfAllFiles(progress, total)
             result = tool.call(given, self._roots, meter)
         self._results[key] = result
         if len(self._results) > _KEPT_RESULTS:
             self._results.popitem(last=False)
         return bounded(result, **{name: given[name] for name in PAGE if name in given})
-
-
-class _Meter:
-    """Sum of the bytes of files that are read one after another, for a progress callback."""
-
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total = progress, total
-        self._before = self._done = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self._done += done - self._before if done >= self._before else done
-        self._before = 0 if done >= total else done
-        self._progress(min(self._done, self._total), self._total)
 
 
 def bounded(
