@@ -297,9 +297,9 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     """
     same = ["kernel", "blocks"]
     # keys of several texts would be copied for each row
-    texts = {name: pl.Categorical for name in {key, "kernel"} if kernels[name].dtype == pl.String}
+    texts = [name for name in {key, "kernel"} if kernels[name].dtype == pl.String]
     sums = (
-        kernels.cast(texts)
+        kernels.with_columns(pl.col(texts).cast(pl.Categorical))
         .group_by(key, *same)
         .agg(pl.col("n", "total_ns").sum(), pl.col("max_ns").max())
     )
