@@ -181,7 +181,7 @@ _MATH_ADVICE = (
 _FUSE_ATTENTION = (
     "Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16 "
     '(attn_implementation="sdpa" or "flash_attention_2" in Transformers): it runs as one kernel '
-    "and does not store the score matrix."
+    "and does not store the score matrix. flex_attention does so only within torch.compile."
 )
 
 _OF_XLA = (

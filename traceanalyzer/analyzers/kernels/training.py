@@ -53,7 +53,7 @@ _LONGER, _LEAST_SIZES = 4, 3
 AUTOTUNING, SEARCH = "Triton autotuning", "Search for convolution algorithms"
 
 #: Operators of unfused attention: softmax, and two matrix products.
-SOFTMAX = ("aten::_softmax", "aten::_softmax_backward_data")
+SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::_softmax_backward_data")
 PRODUCTS = ("aten::bmm", "aten::baddbmm")
 
 SCHEMA = {
@@ -504,11 +504,14 @@ def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_pointwise(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
-    """Add ``name`` of softmax and products to the launches in order, and ``pointwise``."""
+    """Add ``name`` of softmax and products to the launches in order, and ``pointwise``.
+
+    Reductions count as pointwise: logsumexp, or the maximum that a softmax by hand subtracts.
+    """
     rows = calls.join(named, on="work", how="left").sort(*_THREAD, "ts", "work")
     kernels = work["name"][rows["work"]].cast(pl.String)
     of_name = families_of(kernels.unique().drop_nulls())
-    pointwise = [name for name, one in of_name.items() if one in (ELEMENTWISE, COPY)]
+    pointwise = [name for name, one in of_name.items() if one in (ELEMENTWISE, COPY, "reduce")]
     return rows.with_columns(pointwise=kernels.is_in(pointwise) & rows["name"].is_null())
 
 
