@@ -13,6 +13,7 @@ from comm_traces import MS, US, device, host, step, trace
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.findings import copies
 from traceanalyzer.trace import Trace
 
 NAMES = {
@@ -316,3 +317,25 @@ def test_host_code_on_what_it_copies_is_one_finding(same: bool) -> None:
     assert ("exposed-copies" not in found) == same
     cost = 6 * MS if same else 4 * MS
     assert found["host-code"].cost_ns == pytest.approx(cost, abs=20 * US)
+
+
+@pytest.mark.parametrize(
+    ("memory", "gbps", "small_ns", "pageable"),
+    [
+        ("Pageable -> Device", 30.0, 0, True),
+        ("Pinned -> Device", 3.0, 0, False),
+        ("Host -> Device", 19.0, 0, True),
+        ("Host -> Device", 20.0, 0, False),
+        (None, None, 0, True),
+        ("Pageable -> Device", 3.0, 901, False),  # 99 of 1,000 ns
+        ("Pageable -> Device", 3.0, 800, True),
+    ],
+)
+def test_large_parts_of_pageable_memory(
+    memory: str | None, gbps: float | None, small_ns: int, pageable: bool
+) -> None:
+    names = ("direction", "memory", "rate_gbps", "exposed_ns")
+    rows = [("HtoD", memory, gbps, 99), ("HtoD", "Pinned -> Device", 50.0, small_ns)]
+    rows = pl.DataFrame(rows, schema=names, orient="row")
+    assert copies._are_pageable(rows, ["HtoD"]) == pageable
+    assert not copies._are_pageable(rows, ["DtoH"])

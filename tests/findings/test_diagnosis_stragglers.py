@@ -271,8 +271,11 @@ def test_too_few_steps_do_not_show_a_late_rank() -> None:
     assert found["collective-outliers"].confidence == "low"
 
 
-def copying(gbps: tuple[float, ...]) -> list[Trace]:
-    """Return ranks that copy 100 MB per step at these rates, and then wait for each other."""
+def copying(gbps: tuple[float, ...], pieces: int = 1) -> list[Trace]:
+    """Return ranks that copy 100 MB per step at these rates, and then wait for each other.
+
+    Those at less than 10 GB/s copy it in pieces.
+    """
     name, longest = "Memcpy HtoD (Pinned -> Device)", 0.1 / min(gbps)
     traces = []
     for rank, rate in enumerate(gbps):
@@ -280,11 +283,15 @@ def copying(gbps: tuple[float, ...]) -> list[Trace]:
         whole = round(longest * 1000 * MS) + 12 * MS
         for number in range(4):
             begin = number * whole
-            copy = device(name, begin, took, kind="gpu_memcpy", bytes=100_000_000)
+            parts = pieces if rate < 10 else 1
+            size = {"kind": "gpu_memcpy", "bytes": 100_000_000 // parts}
+            copies = [
+                device(name, begin + took * n // parts, took // parts, **size) for n in range(parts)
+            ]
             gemm = device("gemm", begin + took, 10 * MS)
             at = begin + took + 10 * MS
             wait = device(ALL_REDUCE, at, begin + whole - at, stream=20, **ABOUT)
-            events += [step(number, begin, whole), copy, gemm, wait]
+            events += [step(number, begin, whole), *copies, gemm, wait]
         traces.append(trace(events, rank, world_size=len(gbps)))
     return traces
 
@@ -295,6 +302,14 @@ def test_copies_of_one_rank_are_slow(slow: int) -> None:
     assert (first.id, first.rank) == ("exposed-copies", slow)
     assert "3 GB/s (other ranks 48 GB/s)" in first.title
     assert "NUMA" in first.advice
+
+
+def test_small_copies_are_slower_than_large_ones_on_any_path() -> None:
+    """In 2 pieces they are similar, in 4 they are not."""
+    for pieces, similar in ((2, True), (4, False)):
+        first = ta.diagnose(copying((48, 48, 48, 3), pieces)).findings[0]
+        assert first.id == "exposed-copies"
+        assert ("NUMA" in first.advice) == similar
 
 
 def test_copies_of_equal_ranks() -> None:

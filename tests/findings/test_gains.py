@@ -10,7 +10,9 @@ from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
 
 import traceanalyzer as ta
+from traceanalyzer.findings import gains
 from traceanalyzer.findings.result import Diagnosis
+from traceanalyzer.findings.straggling import MOVE_LAYERS
 from traceanalyzer.result import Finding
 from traceanalyzer.trace import Trace
 
@@ -401,3 +403,23 @@ def test_a_pause_of_a_rank_in_one_step_is_removed_there(shared: Path) -> None:
     """Rank 1 sleeps for 41 ms of the 267 ms of six steps, in which it is otherwise as usual."""
     found = by_id(ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/ddp4_stack"))
     assert found["host-code"].gain_frac == pytest.approx(41 / 267, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("problem", "typical", "of_all", "staged"),
+    [
+        ({"id": "straggler", "rank": 1}, (1,), False, False),
+        ({"id": "straggler", "ranks": (1, 2)}, (1, 2), True, False),
+        ({"id": "unequal-work", "ranks": (1, 2)}, (1, 2), False, False),
+        ({"id": "slow-gpu", "ranks": (1,), "advice": MOVE_LAYERS}, (), False, True),
+        ({"id": "unknown-idleness", "rank": 1}, (), False, False),
+    ],
+)
+def test_what_of_the_ranks_of_a_finding_changes(
+    problem: dict[str, Any], typical: tuple[int, ...], of_all: bool, staged: bool
+) -> None:
+    texts = {"title": "", "evidence": (), "advice": "", "analysis": "comm_outliers"}
+    one = Finding(**{"severity": "info", "confidence": "low", **texts, **problem})
+    change = gains._like_others(gains._ranks(one), [one])
+    assert change.typical_ranks == typical
+    assert (change.of_all, change.equal_stages) == (of_all, staged)
