@@ -267,6 +267,47 @@ def test_pauses_at_any_place(traces: list[Trace], found: list[tuple[int, int]]) 
     assert ("gc.collect()" in result.advice("host_code")) == bool(found)
 
 
+def stopped(
+    ends_ms: tuple[float, ...], rank: int, *, part: bool = False, late_ms: float = 0
+) -> Trace:
+    """Return 60 steps of 7 ms in operators; the host stops for 20 ms before each of these ends."""
+    events, at, ends = [], 0, [round(1000 * (end + late_ms)) for end in ends_ms]
+    for number in range(60):
+        begin = at
+        for nth in range(7):
+            start = at
+            if ends and at >= ends[0] - 20_000:
+                at = ends.pop(0)
+            kernels = work(10 * number + nth, at, at + 995)
+            if part and at > start + 995:  # a kernel that was queued runs in the middle
+                kernels += work(10_000 + number, at - 9_000, at - 8_990)
+            events += kernels
+            at += 1_000
+            events.append(host("cpu_op", f"aten::op{nth}", start * US, (at - start) * US))
+        events.append(step(number, begin * US, (at - begin) * US))
+    return trace(events, rank, epoch_ns=0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "late", "ranks", "advice"),
+    [
+        ((69, 169, 369), 0.0, 1, "nr_throttled"),
+        ((69, 168, 370), 40.0, 2, "nr_throttled"),  # containers of two hosts
+        ((69, 130, 250), 0.0, 2, "/proc/pressure/cpu"),
+        ((69, 130, 250), 0.0, 1, ""),
+        ((69, 130, 250), 40.0, 2, ""),
+        ((69, 169), 0.0, 1, ""),
+    ],
+)
+def test_stops_of_the_host(ends: tuple[float, ...], late: float, ranks: int, advice: str) -> None:
+    result = gpu_idle([stopped(ends, r, part=r == 0, late_ms=r * late) for r in range(ranks)])
+    assert result.idle_by_cause["launch_overhead"] > 30_000_000
+    stop = "nr_throttled" in result.advice("launch_overhead")
+    assert stop == bool(advice)
+    assert advice in result.advice("launch_overhead")
+    assert len(result.pauses_of("launch_overhead")[0]) == (len(ends) * ranks if advice else 0)
+
+
 def test_recorded_garbage_collection() -> None:
     collector = host("python_function", "Python GC", START * US, (END - START) * US)
     assert "gc.collect()" in gpu_idle(trace([*WORK, collector])).advice("host_code")

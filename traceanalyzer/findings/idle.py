@@ -71,7 +71,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     once = _is_once(cause, result, losses, answers)
     few = cause == causes.LAUNCH and _is_in_few(losses, _FEW, _MANY)
     alone = cause == causes.PEER and not _are_matched(answers)
-    if once or few:
+    if once or (few and not result.pauses_of(cause)[1]):
         advice = _once_advice(time, answers) if once else _first_launches(result)
     elif alone:
         advice = _ALONE
@@ -276,13 +276,14 @@ _ALL_GPUS = (
 
 def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return what a main thread or device does in idle time of a cause, and where it waits."""
-    where = f" in {name}" if (name := result.activity(cause).range) else ""
+    one = result.activity(cause)
+    where = f" in {one.range}" if one.range else ""
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
         return "waiting while another GPU of the process runs (they run one after another)"
     if cause == causes.DEVICE_WAIT and (busiest := answers.time.busiest):
         longer = f"works {busiest[1]:.2g} times as long as the others"
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
-    if cause in _PLACED and not launching.read_collectives(answers)[0]:
+    if cause in _PLACED and not (one.pauses or launching.read_collectives(answers)[0]):
         cells = launching.recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
         return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
     if cause == causes.HOST_CODE and answers.reads_copies:
@@ -303,7 +304,8 @@ def _are_matched(answers: Answers) -> bool:
 
 
 def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
-    if cause == causes.CHECKPOINT_IO and result.reads:  # of files, pipes or sockets
+    reads = cause == causes.CHECKPOINT_IO and result.reads  # of files, pipes or sockets
+    if reads or result.activity(cause).paused_by == activities.OVERLOAD:
         return "medium"
     return _CONFIDENCE.get(cause, known)
 
@@ -662,8 +664,8 @@ def _longest(result: GpuIdle, cause: str) -> Iterator[str]:
     gaps = result.of_cause(cause)
     if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
         return
-    if cause == causes.HOST_CODE and result.pauses.height:
-        yield _pauses(result.pauses)
+    if (pauses := result.pauses_of(cause)[0]).height:
+        yield _pauses(pauses)
         return
     in_place = (pl.col("own_code") == activities.main_place(gaps)[0]) & pl.lit(cause in _PLACED)
     in_place = in_place.fill_null(value=False)  # the place of most of the time, which is named
@@ -720,7 +722,7 @@ def _pauses(pauses: pl.DataFrame) -> str:
     rows = pauses.sort("start")
     where = rows.with_columns(places(rows)).select("on", "step", pl.col("end") - pl.col("start"))
     each = [f"{on} in {step} ({format_ns(ns)})" for on, step, ns in where.iter_rows()]
-    return f"Pauses between operators: {format_first(each, _MOST)}."
+    return f"Pauses: {format_first(each, _MOST)}."
 
 
 #: Maximum number of pauses that are listed.

@@ -41,7 +41,8 @@ _LEAST_SYNCHRONISED = 0.05
 
 def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
-    if result.program.blocking or result.program.slow_host or result.slow_operator[0]:
+    of_host = result.program.slow_host or result.pauses_of(causes.LAUNCH)[1]
+    if result.program.blocking or of_host or result.slow_operator[0]:
         return result.advice(causes.LAUNCH)
     if cells := recurrent_cells(answers)[1]:
         return cells

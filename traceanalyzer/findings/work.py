@@ -241,7 +241,8 @@ def _why_slow(
         return f"{kernels.text}{host}", kernels.advice(answers.program.clocks)
     if answers.program.xla and (compiling := _compilation(result)):
         return compiling
-    if not each:
+    idle = answers.of(GpuIdle)
+    if not each or (idle is not None and idle.activity(causes.LAUNCH).pauses):
         return _grown_cause(answers, worst["grown"])
     name, only = rows["name"][0], rows["usual_ns"][0] is None
     if only:

@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.units import format_ns
+from traceanalyzer.units import NS_PER_MS, format_ns
 from traceanalyzer.vocabulary import ON_CPU
 
 #: Where a main thread runs code between operators.
@@ -48,6 +48,35 @@ _WRITES = re.compile(r"(?:^|[ _.:])(?:write|save|dump)|(?:Write|Save|Dump)(?:[A-
 _SAVES = re.compile(r"(?i)save|write|store|sync|dump|export")
 
 
+#: What may make pauses at any place.
+COLLECTOR = "in Python's garbage collector"
+QUOTA = "because of the CPU quota of its container"
+OVERLOAD = "because of other processes on its CPUs"
+_CPU_STAT = (
+    "compare nr_throttled and throttled_usec in cpu.stat of the container's cgroup before and after"
+)
+#: How they occur, as the end of a phrase.
+_HOW = {
+    COLLECTOR: " on one rank at a time",
+    QUOTA: " until multiples of 100 ms, in no particular operator",
+    OVERLOAD: " on all ranks at once, in no particular operator",
+}
+#: Advice on them.
+_UNPAUSED = {
+    COLLECTOR: "Choose when Python collects garbage: gc.freeze() and gc.disable() after the setup, "
+    "then gc.collect() every N steps, on all ranks in the same step. PyTorch 2.9 and newer records "
+    "it (_ExperimentalConfig(record_python_gc_info=True)); else look for other processes on the "
+    "cores.",
+    QUOTA: "Linux stops all threads of a container that has used its CPU quota until the next "
+    f"period of 100 ms (CFS throttling): {_CPU_STAT}, raise or remove the CPU limit (Kubernetes: "
+    "resources.limits.cpu, docker run --cpus), or run fewer threads (loader workers, "
+    "OMP_NUM_THREADS).",
+    OVERLOAD: "The hosts of all ranks pause at the same time, whatever they run: look for other "
+    "processes on the cores (/proc/pressure/cpu, top), run fewer threads, and for a CPU quota "
+    f"{_CPU_STAT}.",
+}
+
+
 @dataclass(frozen=True)
 class Activity:
     """What the host does in half or more of the time in the gaps of a cause.
@@ -63,6 +92,7 @@ class Activity:
         after: the device work before the gap.
         rival: another Python thread that runs meanwhile, and keeps the host from launching.
         pauses: single long gaps at any place, as a phrase: ``up to 61 ms on one rank at a time``.
+        paused_by: what probably makes them, such as :data:`QUOTA`.
         sampled: the place, if only samples show it: a function of a program or library.
     """
 
@@ -74,6 +104,7 @@ class Activity:
     after: str = ""
     rival: str = ""
     pauses: str = ""
+    paused_by: str = ""
     sampled: str = ""
 
     @property
@@ -165,7 +196,9 @@ def _shown(name: str) -> str:
     return frame_text(name)
 
 
-def of_gaps(gaps: pl.DataFrame, pauses: pl.DataFrame | None = None) -> Activity:
+def of_gaps(
+    gaps: pl.DataFrame, pauses: pl.DataFrame | None = None, by: str = COLLECTOR
+) -> Activity:
     """Return what the host does in most of the time of these gaps, rows of ``GpuIdle.gaps``."""
     columns = {
         "place": "innermost", "frame": "own_code", "called": "called", "range": "annotation",
@@ -173,10 +206,10 @@ def of_gaps(gaps: pl.DataFrame, pauses: pl.DataFrame | None = None) -> Activity:
     }  # fmt: skip
     text = ""
     if pauses is not None and pauses.height:
-        each = " on one rank at a time" * (pauses["rank"].n_unique() > 1)
-        longest = (pauses["end"] - pauses["start"]).max()
-        text = f"up to {format_ns(longest)}{each}"  # type: ignore[arg-type]
+        how = _HOW[by] * (by == QUOTA or pauses["rank"].n_unique() > 1)
+        text = f"up to {format_ns((pauses['end'] - pauses['start']).max())}{how}"  # type: ignore[arg-type]
     one = Activity(**{name: main_place(gaps, at)[0] for name, at in columns.items()}, pauses=text)
+    one = replace(one, paused_by=by if text else "")
     if pauses is None or one.place or one.frame:
         return one
     mostly = pl.when(2 * pl.col("sampled_frac") >= 1).then("sampled")
@@ -239,6 +272,56 @@ def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFra
         and several == (rows["rank"].n_unique() > 1)
     )
     return rows if are_pauses else rows.clear()
+
+
+#: The period of a CPU quota, and how far from its multiples pauses end.
+_PERIOD_NS, _APART_NS = 100 * NS_PER_MS, 3 * NS_PER_MS
+#: The least pause, the distance of parts of one, and the share of late launches and host code.
+_LEAST_NS, _PARTS_NS, _MOSTLY = 5 * NS_PER_MS, NS_PER_MS, 0.8
+
+
+def stops(
+    gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int, *, one_clock: bool
+) -> tuple[pl.DataFrame, str]:
+    """Return pauses of 5 ms and more in which the operating system stops the host, and by what.
+
+    They are 3 or more per device, with most of the time of late launches and host code, at another
+    place in a step each. Those of a CPU quota end at multiples of 100 ms. Other processes stop
+    all ranks at the same time, in at most half of the steps.
+
+    Args:
+        gaps: rows of :attr:`GpuIdle.gaps`, of late launches and host code.
+        steps: rows of :attr:`GpuIdle.steps`.
+        whole_ns: time of these causes in all steps.
+        one_clock: the times of all ranks are on one axis.
+    """
+    keys, length = ["rank", "path", "device"], pl.col("end") - pl.col("start")
+    ends = pl.col("at_ns") + length
+    is_new = (pl.col("at_ns") - ends.shift(1) > _PARTS_NS).over(keys).fill_null(value=True)
+    parts = gaps.filter(length >= _LEAST_NS).sort(*keys, "at_ns")
+    first = pl.col(*keys, "step", "cause", "at_ns", "start").first()
+    rows = parts.group_by(is_new.cum_sum().alias("stop"), maintain_order=True).agg(
+        first, pl.col("end").last(), pl.col("cause_ns").sum(), until=ends.last()
+    )
+    begin = steps.select(*keys, "step", begin="start")
+    rows = rows.join(begin, on=[*keys, "step"], nulls_equal=True)
+    n, at = pl.len().over(keys), pl.col("start") - pl.col("begin")
+    until = pl.col("until") - pl.col("until").first().over(keys) + _PERIOD_NS // 2
+    found = rows.select(
+        are_stops=(n >= _PAUSES).all() & (pl.col("cause_ns").sum() >= _MOSTLY * whole_ns),
+        elsewhere=at.max() - at.min() > _ELSEWHERE * pl.lit(steps.select(length.min()).item()),
+        regular=((until % _PERIOD_NS - _PERIOD_NS // 2).abs() <= _APART_NS).all(),
+    ).row(0, named=True)
+    if not rows.height or not (found["are_stops"] and found["elsewhere"]):
+        return rows.clear(), ""
+    if found["regular"]:
+        return rows, QUOTA
+    is_later = (pl.col("at_ns") > pl.col("until").cum_max().shift(1)).fill_null(value=False)
+    together = rows.sort("at_ns").group_by(is_later.cum_sum()).agg(pl.col("rank").n_unique())
+    n_ranks = steps["rank"].n_unique()
+    shared = one_clock and n_ranks > 1 and (together["rank"] == n_ranks).all()
+    few = 2 * rows.height <= steps.height
+    return (rows, OVERLOAD) if shared and few else (rows.clear(), "")
 
 
 def by_range(gaps: pl.DataFrame) -> Iterator[str]:
@@ -305,7 +388,7 @@ def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
     if one.rival:
         return f"waiting while another Python thread runs and holds the GIL: {one.rival}"
     if one.pauses:
-        return f"waiting while the host pauses for {one.pauses}, probably in {_COLLECTOR}"
+        return f"waiting while the host pauses for {one.pauses}, probably {one.paused_by}"
     if on_host:
         if one.runs_python:
             return f"Python {OUTSIDE}, {one.text}"
@@ -322,7 +405,7 @@ def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
 def heading(one: Activity, *, on_host: bool) -> str:
     """Return host code with its place as the name of a part of the time; empty if not known."""
     if one.rival or one.pauses:
-        return f"GIL held by {one.rival}" if one.rival else f"pauses, probably in {_COLLECTOR}"
+        return f"GIL held by {one.rival}" if one.rival else f"pauses, probably {one.paused_by}"
     if not one.text:
         return ""
     code = f"{'Python' if one.runs_python else 'code'} {OUTSIDE}" if on_host else "host code"
@@ -398,7 +481,7 @@ def advice_on_host_code(one: Activity, program: Api, *, code: str, on_host: bool
     if one.wait:
         return advice_on_wait(one)
     if one.pauses or one.rival:
-        return _COLLECT_TOGETHER if one.pauses else _OF_RIVAL.format(rival=one.rival)
+        return _UNPAUSED[one.paused_by] if one.pauses else _OF_RIVAL.format(rival=one.rival)
     if one.in_autograd:
         return _OF_AUTOGRAD
     names = (one.place, one.called, one.frame)
@@ -448,12 +531,6 @@ _NO_PY_FUNCTION = (
 _OF_RIVAL = (
     "Python runs one thread at a time (GIL), so {rival} stops the launches: move it to another "
     "process (multiprocessing), or run it less often."
-)
-_COLLECTOR = "Python's garbage collector"
-_COLLECT_TOGETHER = (
-    "Choose when Python collects garbage: gc.freeze() and gc.disable() after the setup, then "
-    "gc.collect() every N steps, on all ranks in the same step. PyTorch 2.9 and newer records it "
-    "(_ExperimentalConfig(record_python_gc_info=True)); else look for other processes on the cores."
 )
 _OF_AUTOGRAD = (
     "Between the operators of the backward pass the autograd threads run hooks (gradient buckets "
@@ -622,6 +699,8 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
         place: the range or operator with most of the wait time for launches, or nothing.
         next_work: the device work after most gaps, or nothing.
     """
+    if one.pauses:
+        return _UNPAUSED[one.paused_by]
     of_parallel = re.search(_PARTS[PARALLEL], place) and _of_part(one) == NO_BUFFERS
     if of_parallel or one.copies_buffers:
         return NO_BUFFERS
@@ -735,7 +814,7 @@ def advice_on_slice(name: str, *, pytorch: bool) -> str:
             f"{dynamic}); {log} prints the reason."
         )
     if name == "Python GC":
-        return _COLLECT_TOGETHER
+        return _UNPAUSED[COLLECTOR]
     if _COLLECTS.search(name):
         return (
             f"Do not call {text} in the loop: call gc.freeze() before it, and collect garbage on "

@@ -223,6 +223,8 @@ class GpuIdle(Result):
         """Return the cause in a sentence, with the calls that read files if they are most of it."""
         if cause == causes.LAUNCH and self.program.blocking:
             return self.program.named(causes.BLOCKING)
+        if cause == causes.LAUNCH and self.pauses_of(cause)[1]:
+            return activities.doing(self.activity(cause), on_host=False)
         if cause == causes.LAUNCH and (slow := self.slow_operator[0]):
             return f"waiting while the host is in {slow} before its launch"
         if cause == causes.SHORT_GAP and self.coverage.on_host:
@@ -253,19 +255,37 @@ class GpuIdle(Result):
         code, on_host = causes.HOST_CODE, self.coverage.on_host
         name = activities.heading(self.activity(code), on_host=on_host)
         is_most = 2 * self.of_cause(code)["cause_ns"].sum() >= self.idle_by_cause[code]
-        return causes.NAMES | ({code: name} if name and is_most else {})
+        names = causes.NAMES | ({code: name} if name and is_most else {})
+        late = activities.heading(self.activity(causes.LAUNCH), on_host=on_host)
+        return names | ({causes.LAUNCH: late} if self.pauses_of(causes.LAUNCH)[1] else {})
 
     def activity(self, cause: str) -> Activity:
         """Return what the host does in most of the time of the gaps with this main cause."""
-        pauses = self.pauses if cause == causes.HOST_CODE else None
-        return activities.of_gaps(self.of_cause(cause), pauses)
+        pauses, by = self.pauses_of(cause)
+        known = pauses if cause == causes.HOST_CODE or pauses.height else None
+        return activities.of_gaps(self.of_cause(cause), known, by)
+
+    def pauses_of(self, cause: str) -> tuple[pl.DataFrame, str]:
+        """Return single long gaps of a cause at any place, and what probably makes them."""
+        rows, by = self._stops
+        rows = rows.filter(pl.col("cause").cast(pl.String) == cause)
+        is_code = cause == causes.HOST_CODE and rows.is_empty()
+        return (self.pauses, activities.COLLECTOR) if is_code else (rows, by * (rows.height > 0))
+
+    @cached_property
+    def _stops(self) -> tuple[pl.DataFrame, str]:
+        """Pauses in which the operating system stops the host, see :func:`~.activities.stops`."""
+        both = (causes.LAUNCH, causes.HOST_CODE)
+        whole = sum(self.counted_by_cause[cause] for cause in both)
+        gaps, steps = pl.concat(map(self.of_cause, both)), self.by_device.counted_steps
+        return activities.stops(gaps, steps, whole, one_clock=self.one_clock)
 
     @cached_property
     def slow_operator(self) -> tuple[str, str]:
         """The operator that makes launches late, and advice; empty texts if there is none."""
         none = ("", "")  # all of them take long
         gaps = self.of_cause(causes.LAUNCH)
-        return none if self.program.slow_host else activities.slow_operator(gaps)
+        return none if self.program.slow_host or self._stops[1] else activities.slow_operator(gaps)
 
     @cached_property
     def pauses(self) -> pl.DataFrame:
@@ -373,7 +393,7 @@ class GpuIdle(Result):
             or causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
             or causes.PERSISTENT * host.starts_workers,
             causes.LAUNCH: causes.UNBLOCK * program.blocking
-            or causes.SLOW_HOST * program.slow_host
+            or causes.SLOW_HOST * (program.slow_host and not self._stops[1])
             or self.slow_operator[1],
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
