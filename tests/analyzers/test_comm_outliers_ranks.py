@@ -525,6 +525,11 @@ def test_other_threads_count_if_the_issuing_thread_is_idle() -> None:
     }
 
 
+def test_work_of_one_name_on_several_streams_counts_once() -> None:
+    kernels = [device(GEMM, at * MS, 6 * MS, stream=stream) for stream, at in ((7, 11), (9, 13))]
+    assert parts(with_straggler(kernels), "device") == {GEMM: 8 * MS, "idle": 2 * MS}
+
+
 def test_device_parts_and_idle_time() -> None:
     result = with_straggler(
         [

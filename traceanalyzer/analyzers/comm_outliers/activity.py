@@ -182,8 +182,9 @@ def _largest(parts: pl.DataFrame, side: str, rest: str, left: int, length: int) 
 
 
 def _device(work: pl.DataFrame) -> pl.DataFrame:
-    length = pl.col("end") - pl.col("start")
-    return _parts(work.with_columns(overlap_ns=length, within=pl.lit(None, pl.String)))
+    """Return the time in which work of a name runs, on any stream."""
+    sums = intervals.measure(work, ["kind", "name"]).rename({"length": "overlap_ns"})
+    return _parts(sums.with_columns(within=pl.lit(None, pl.String)))
 
 
 def _parts(frame: pl.DataFrame) -> pl.DataFrame:
