@@ -155,6 +155,25 @@ def test_calls_that_do_not_grow(counts: Sequence[int]) -> None:
     assert not judged("growing-calls", summing(counts))
 
 
+@pytest.mark.parametrize(
+    ("kept", "found"), [([8] * 6, True), ([8] * 4, False), ([80, 8, 0, 8, 8, 8], False)]
+)
+def test_host_memory_that_each_step_keeps(kept: Sequence[int], found: bool) -> None:
+    """A sum of losses keeps the graph of each step; state that is made once does not count."""
+    events = list[Event]()
+    for number, size in enumerate(kept):
+        events += [
+            step(number, number * 10 * MS, 9 * MS),
+            host("cpu_op", "mm", number * 10 * MS, MS),
+        ]
+        for at, change, address in ((1, 64, 1), (2, size, 2 + number), (3, -64, 1)):
+            ts = number * 10 * MS + at * MS
+            block = {"bytes": change, "address": address, "dur": None}
+            events += [host("cpu_instant_event", "[memory]", ts, 0) | block] if change else []
+    measured = judged("growing-calls", trace(events))
+    assert [one.cost_bytes for one in measured] == ([8 * 5] if found else [])
+
+
 @pytest.mark.parametrize(("types", "found"), [("fdf", 1), ("fff", 0), ("ddd", 0)])
 def test_matrix_products_in_double_precision(tmp_path: Path, types: str, found: int) -> None:
     """The time of products in double precision, half of which is gained, and the module of one."""

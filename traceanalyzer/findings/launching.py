@@ -272,9 +272,9 @@ def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "steps",
-    "operators or kernels of which each step runs more than the one before",
+    "operators or kernels of which each step runs more, and host memory that each step keeps",
     "self time of the calls beyond as many as in the first step, as a share of the time of all "
-    "steps, or of the last one if this is more",
+    "steps, or of the last one if this is more; growth of memory as a share of it",
     {"info": 0.02, "warning": 0.1},
 )
 def _growing_calls(result: Steps, _: Answers) -> Iterator[Measured]:
@@ -293,6 +293,22 @@ def _growing_calls(result: Steps, _: Answers) -> Iterator[Measured]:
             cost_frac=mean,
             of="step time",
             per="step",
+            rank=row["rank"],
+            confidence="high",
+        )
+    rows = pl.DataFrame() if result.host_memory is None else result.host_memory
+    for row in rows.iter_rows(named=True):
+        more = row["last_bytes"] - row["first_bytes"]
+        each = format_bytes(more / (row["steps"] - 1))
+        within = f" in {row['outer']}" if row["outer"] else ""
+        yield Measured(
+            size=more / row["last_bytes"],
+            title=f"Each step keeps {each} of host memory that it allocates{within}"
+            f"{called_in(row)}: {format_bytes(more)} in {row['steps'] - 1} steps.",
+            advice="Find what keeps tensors or the graph of each step alive: a sum of losses (use "
+            "loss.item() or .detach()), a list of outputs, retain_graph=True, hooks.",
+            cost_bytes=more,
+            of="the memory at the end",
             rank=row["rank"],
             confidence="high",
         )

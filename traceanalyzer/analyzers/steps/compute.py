@@ -95,6 +95,7 @@ class Part:
         code: rows of :func:`~.slow_steps.code`; None if not requested.
         growing: rows of :func:`~.slow_steps.growing`; None if not requested.
         doubles: rows of :func:`~.slow_steps.doubles`; None if not requested.
+        host_memory: rows of :func:`~.slow_steps.host_memory`; None if not requested.
     """
 
     rank: int | None
@@ -110,6 +111,7 @@ class Part:
     code: pl.DataFrame | None = None
     growing: pl.DataFrame | None = None
     doubles: pl.DataFrame | None = None
+    host_memory: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -160,6 +162,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         code=slow_steps.code(trace, part.steps),
         growing=slow_steps.growing(trace, part.steps),
         doubles=slow_steps.doubles(trace, part.steps),
+        host_memory=slow_steps.host_memory(trace, part.steps),
     )
 
 
@@ -203,6 +206,7 @@ def combine(parts: Sequence[Part], options: Options) -> Steps:
         code=_with_sources(parts, "code"),
         growing=_with_sources(parts, "growing"),
         doubles=_with_sources(parts, "doubles"),
+        host_memory=_with_sources(parts, "host_memory"),
         input_notes=notes,
     )
 

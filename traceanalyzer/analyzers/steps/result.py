@@ -81,6 +81,7 @@ class Steps(Result):
             report.
         growing: the same of :func:`~.slow_steps.growing`.
         doubles: the same of :func:`~.slow_steps.doubles`.
+        host_memory: the same of :func:`~.slow_steps.host_memory`.
     """
 
     question = "How long do steps take, and what makes some slower?"
@@ -98,6 +99,7 @@ class Steps(Result):
     code: pl.DataFrame | None = None
     growing: pl.DataFrame | None = None
     doubles: pl.DataFrame | None = None
+    host_memory: pl.DataFrame | None = None
 
     @cached_property
     def counted(self) -> pl.DataFrame:

@@ -352,6 +352,43 @@ def growing(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     return joined.select(pl.col(one).cast(of) for one, of in _GROWING.items())
 
 
+_HOST_MEMORY = {
+    **dict.fromkeys(("outer", "code", "called"), pl.String),
+    **dict.fromkeys(("steps", "first_bytes", "last_bytes"), pl.Int64),
+}
+#: Memory grows steadily if no step adds less than this share of what another one adds.
+_EVENLY = 0.5
+
+
+def host_memory(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the growth of PyTorch's memory of the host, if each step keeps about as much.
+
+    Returns:
+        One row at most: steps, ``first_bytes`` and ``last_bytes`` (allocated at the end of the
+        first and of the last step since the recording began), and outer, code and called of
+        :func:`~.host_code.common_places` around the blocks that the steps allocate and do not free.
+    """
+    none = pl.DataFrame(schema=_HOST_MEMORY)
+    if "cpu_instant_event" not in trace.kinds:
+        return none
+    columns = trace.events[["kind", *THREAD, "ts", "device", "bytes", "address"]]
+    events = columns.filter(
+        pl.col("kind") == "cpu_instant_event", pl.col("device").is_null(), pl.col("bytes") != 0
+    ).sort("ts", maintain_order=True)
+    ends = steps["host_end"].unique().sort()
+    before = events["ts"].search_sorted(ends)
+    live = [int(events["bytes"].head(n).sum()) for n in before]
+    more = np.diff(live)
+    if more.size + 1 < _LEAST_STEPS or more.min() <= 0 or more.min() < _EVENLY * more.max():
+        return none
+    last = events.group_by("address").last().filter(pl.col("bytes") > 0)
+    kept = last.filter(pl.col("ts").is_between(steps["host_start"].min(), ends[-1]))
+    around = common_places(trace, kept.select(*THREAD, "ts", ns="bytes", group=pl.lit(0, pl.Int64)))
+    numbers = {"group": 0, "steps": ends.len(), "first_bytes": live[0], "last_bytes": live[-1]}
+    row = pl.DataFrame([numbers]).join(around, on="group", how="left")
+    return row.select(pl.col(one).cast(of) for one, of in _HOST_MEMORY.items())
+
+
 def _lengths(steps: pl.DataFrame) -> dict[str, Any]:
     lengths = steps.unique("start").sort("start").select(pl.col("end") - pl.col("start"))["end"]
     return {"steps": lengths.len(), "steps_ns": lengths.sum(), "last_step_ns": lengths[-1]}
