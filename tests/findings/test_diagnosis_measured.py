@@ -178,6 +178,30 @@ def test_progress_bars_are_one_finding(tmp_path: Path) -> None:
     assert bars.evidence == ("Called by main (train.py:1), main (train.py:2).",)
 
 
+def test_a_checkpoint_counts_with_its_waits_and_background_threads_do_not_count(
+    tmp_path: Path,
+) -> None:
+    main = 'process 9:"python train.py";thread (9): MainThread;fit (train.py:3);'
+    saves = "save (ckpt.py:5);async_save (torch/distributed/checkpoint/state_dict_saver.py:287);"
+    thread = 'process 9:"python train.py";thread (8): Executor_0;_bootstrap (threading.py:1032);'
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text(
+        f"{main}backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8) 50\n"
+        f"{main}{saves}cpu_offload (torch/distributed/_state_dict_utils.py:361) 25\n"
+        f"{main}{saves}wait (threading.py:327) 5\n"
+        f"{main}load (data.py:5) 20\n"
+        f"{thread}write_data (torch/distributed/checkpoint/filesystem.py:712) 40\n"
+    )
+    report = ta.py_spy_report(raw)
+    assert report.lines["samples_frac"].to_list() == [50 / 95, 25 / 95, 20 / 95]
+    assert dict(report.activities.select("activity", "samples").rows()) == {
+        "runs own code": 95, "runs in background threads": 40, "waits for another thread": 5,
+    }  # fmt: skip
+    save, load = measurements("hot-line", report)
+    assert (save.size, "save (ckpt.py:5)" in save.title) == (0.3, True)
+    assert (load.size, "load (data.py:5)" in load.title) == (pytest.approx(20 / 95), True)
+
+
 def test_the_model_below_other_lines_is_no_finding(tmp_path: Path) -> None:
     """The forward pass has more samples than the line that saves pictures."""
     raw = tmp_path / "a.raw.txt"

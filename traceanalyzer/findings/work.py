@@ -431,12 +431,18 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
     )
-    yield from _lock_waits(result)
     is_bar = pl.col("path").str.contains(_OF_BARS).fill_null(value=False)
-    yield from _progress_bars(counted.filter(is_bar), running, of)
-    for number, row in enumerate(
-        _lines(counted.filter(~is_bar)).head(_MOST_LINES).iter_rows(named=True)
-    ):
+    saving = _saving(result)
+    others = [
+        *_lock_waits(result),
+        *_progress_bars(counted.filter(is_bar), running, of),
+        *_checkpoints(result, saving, running),
+    ]
+    yield from others
+    rest_rows = counted.filter(~is_bar).join(saving, on=LIBRARY, how="anti", nulls_equal=True)
+    for number, row in enumerate(_lines(rest_rows).head(_MOST_LINES).iter_rows(named=True)):
+        if "run_backward" in row["name"] and any((one.size or 0) >= _WAITS for one in others):
+            continue  # what the program is for
         if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
             continue  # what the program is for
         name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
@@ -448,14 +454,19 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
             f"{of} are in or below one {what} of your own code: {name} ({place}).",
             evidence=(
                 f"{part} in or below the {what}, {whole} in code that runs.",
-                *[f"Not counted: {rest} that only wait or import modules."] * (idle > 0),
+                *[f"Not counted: {rest} that wait, import or run in background threads."]
+                * (idle > 0),
             ),
             advice=_below(result, row),
             of=of,
         )
 
 
-#: Files of progress bars.
+#: Calls that save checkpoints, and files of progress bars.
+_SAVES = (
+    r"(?:async_)?save\w* \((?:torch/serialization|safetensors|flax/training)"
+    r"|\(torch/distributed/checkpoint/|\(orbax/checkpoint/"
+)
 _OF_BARS = r"^(?:.*[/\\])?tqdm[/\\]"
 
 
@@ -471,6 +482,34 @@ def _progress_bars(rows: pl.DataFrame, running: float, of: str) -> Iterator[Meas
             advice="Write it less often: tqdm(mininterval=10), set_postfix(refresh=False) every N "
             "steps; disable=True where the output is a file.",
             of=of,
+        )
+
+
+def _saving(result: LeafPaths) -> pl.DataFrame:
+    """Return the lines of own code (:data:`LIBRARY`) below which checkpoints are saved."""
+    calls = pl.col("calls").str.contains(_SAVES)
+    lines = result.lines.filter(calls).select("name", "path", "line").unique(maintain_order=True)
+    return lines.rename(dict(zip(lines.columns, LIBRARY, strict=True)))
+
+
+def _checkpoints(result: LeafPaths, lines: pl.DataFrame, running: float) -> Iterator[Measured]:
+    """Yield the samples below lines that save checkpoints, with their waits for earlier saves."""
+    rows = result.paths.join(lines, on=LIBRARY, how="semi", nulls_equal=True)
+    waits = float(rows.filter(pl.col("doing").is_not_null())["samples"].sum())
+    if share := float(rows["samples"].sum()) / ((running + waits) or 1):
+        places = [f"{name} ({path}:{line})" for name, path, line in lines.head(_NAMED).iter_rows()]
+        yield Measured(
+            size=share,
+            title=f"{format_frac(share)} of samples with your code save checkpoints: "
+            f"{', '.join(places)}.",
+            evidence=(
+                *[f"{format_weight(waits, result.unit)} of it wait, such as for the save before."]
+                * (waits > 0),
+            ),
+            advice="Save less often, and keep the host memory that the state is copied to, pinned "
+            "(DefaultStager, cache_staged_state_dict); a save that waits for the one before needs "
+            "more writers or a longer interval.",
+            of="samples",
         )
 
 

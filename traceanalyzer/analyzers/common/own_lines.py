@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.waits import DATA, LOCK, wait_of
+from traceanalyzer.analyzers.common.waits import DATA, LOCK, PROCESS, wait_of
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.units import format_frac
 
@@ -22,6 +22,8 @@ IMPORTS = "imports modules"
 NO_FRAME = "has no Python frame"
 #: Activities besides importing and the waits of :mod:`~.waits`.
 RUNS, RUNS_OTHER, IDLE = "runs own code", "runs other code", "idle threads"
+#: What threads without own code do, beside those with some: savers, loaders, servers of libraries.
+BACKGROUND = "runs in background threads"
 #: Shorter than in findings.
 _DATA = "waits for data"
 
@@ -81,11 +83,14 @@ def starts_process(texts: pl.DataFrame) -> intervals.Bools:
     return mask
 
 
-def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
+def doing(
+    tree: CallTree, node: intervals.Ints, background: intervals.Bools | None = None
+) -> pl.Series:
     """Return what a sample does instead of running code: it waits, imports, or has no frame.
 
-    Null for code that runs. A sample waits if its innermost function does, or the innermost one
-    that is not native.
+    Null for code that runs, but in background threads (a mask of the samples). A sample waits if
+    its innermost function does, or the innermost one that is not native; below a wait for another
+    process, it is that wait.
     """
     texts = tree.texts.select(pl.col("name").fill_null(""), "file").rows()
     waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
@@ -94,7 +99,10 @@ def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
     alone, above = (waits.gather(row_of(at(tree.frame, nodes))) for nodes in (node, source))
     begins = imports(tree.texts, _is_own_code(tree), tree.parent, tree.frame)
     inside = at(stack_weights.nearest(tree.parent, begins), node) != stack_weights.ROOT
-    rows = pl.DataFrame({"alone": alone, "above": above, "imports": inside})
+    joins = tree.on_stack((waits == PROCESS).fill_null(value=False).to_numpy(), node)
+    rows = pl.DataFrame({"alone": alone, "above": above, "imports": inside, "joins": joins})
+    apart = np.zeros(len(node), np.bool_) if background is None else background
+    wait = pl.coalesce("alone", "above")
     return rows.select(
         doing=pl.when(pl.Series(node == stack_weights.ROOT))
         .then(pl.lit(NO_FRAME))
@@ -102,7 +110,11 @@ def doing(tree: CallTree, node: intervals.Ints) -> pl.Series:
         .then(pl.lit(IMPORTS))
         .when(pl.Series(np.isin(at(tree.frame, node), tree.locked)))
         .then(pl.lit(LOCK))
-        .otherwise(pl.coalesce("alone", "above"))
+        .when(pl.col("joins") & wait.is_not_null())
+        .then(pl.lit(PROCESS))
+        .when(pl.Series(apart) & wait.is_null())
+        .then(pl.lit(BACKGROUND))
+        .otherwise(wait)
     ).to_series()
 
 
@@ -135,7 +147,13 @@ def _is_own_code(tree: CallTree) -> intervals.Bools:
     return np.array([libraries.is_own_code(*frame) for frame in rows], np.bool_)
 
 
-def sums(tree: CallTree, node: intervals.Ints, weight: pl.Series, group: pl.Series) -> pl.DataFrame:
+def sums(
+    tree: CallTree,
+    node: intervals.Ints,
+    weight: pl.Series,
+    group: pl.Series,
+    background: intervals.Bools | None = None,
+) -> pl.DataFrame:
     """Return the weight by own line, the call below it, and what the samples do.
 
     The call is the outermost function below the line that does more than to pass the call on.
@@ -153,8 +171,8 @@ def sums(tree: CallTree, node: intervals.Ints, weight: pl.Series, group: pl.Seri
     line = at(nearest, node)
     call = np.where(call == line, np.where(line == node, stack_weights.ROOT, node), call)
     call = np.where(line == stack_weights.ROOT, stack_weights.ROOT, call)
-    own_code, does = _is_own_code(tree), doing(tree, node)
-    waits = (does.is_not_null() & (does != IMPORTS)).fill_null(value=False).to_numpy()
+    own_code, does = _is_own_code(tree), doing(tree, node, background)
+    waits = (~does.is_in([IMPORTS, BACKGROUND])).fill_null(value=False).to_numpy()
     waits &= own_code.any() and ~tree.on_stack(own_code, node)
     rows = pl.DataFrame(
         {
@@ -295,9 +313,10 @@ def _apart(acts: pl.DataFrame) -> Iterator[str]:
     what = pl.col("activity")
     labels = {
         "importing": what == IMPORTS,
-        "waiting": ~what.is_in([IMPORTS, IDLE, RUNS, RUNS_OTHER]),
+        "waiting": ~what.is_in([IMPORTS, IDLE, RUNS, RUNS_OTHER, BACKGROUND]),
         "idle threads": what == IDLE,
         "other code": what == RUNS_OTHER,
+        "background threads": what == BACKGROUND,
     }
     for label, which in labels.items():
         rows = acts.filter(which)

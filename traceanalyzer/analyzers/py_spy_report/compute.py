@@ -98,6 +98,7 @@ def measure(trace: Trace, options: Options) -> Part:
     processes = _processes(samples, trace, frames, node)
     idle = float(samples.filter(pl.Series(node == stack_weights.ROOT))["weight"].sum())
     left_out = float(samples.filter(pl.Series(out))["weight"].sum())
+    background = _background(samples, frames, node)[~out] & (not options.library_names)
     samples, leaf = samples.filter(counted), leaf[~out]
     groups = None
     if options.group_by:
@@ -105,8 +106,8 @@ def measure(trace: Trace, options: Options) -> Part:
     return Part(
         path=trace.meta.path,
         unit=trace.meta.weight_unit,
-        rows=_rows(frames, leaf, samples["weight"], labels, options),
-        lines=_lines(frames, leaf, samples["weight"], labels),
+        rows=_rows(frames, leaf, samples["weight"], labels, options, background),
+        lines=_lines(frames, leaf, samples["weight"], labels, background),
         groups=groups,
         locks=locks.drop("frame"),
         processes=processes,
@@ -291,14 +292,30 @@ def _merged(samples: pl.DataFrame) -> pl.DataFrame:
     return samples.group_by(keys, maintain_order=True).agg(pl.exclude("weight").first(), weight)
 
 
+def _background(samples: pl.DataFrame, frames: Frames, node: intervals.Ints) -> intervals.Bools:
+    """Return a mask of the samples of threads without own code, in processes that have some."""
+    of_user = pl.Series(frames.calls.on_stack(frames.calls.is_own_code, node))
+    rows = samples.select("pid", "tid", of_user=of_user)
+    runs = pl.col("of_user").any()
+    mask: intervals.Bools = (
+        rows.select(~runs.over("pid", "tid") & runs.over("pid")).to_series().to_numpy()
+    )
+    return mask
+
+
 def _rows(
-    frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series, options: Options
+    frames: Frames,
+    leaf: intervals.Ints,
+    weight: pl.Series,
+    labels: pl.Series,
+    options: Options,
+    background: intervals.Bools,
 ) -> pl.DataFrame:
     """Return one row per sample, or per leaf and library frame with equal texts."""
     library_nodes = _library_nodes(frames, leaf, max(len(options.library_names), 1))
     numbers = pl.DataFrame(
         {"group": labels, "leaf": at(frames.frame, leaf), "lib": at(frames.frame, library_nodes)}
-    ).with_columns(own_lines.doing(frames.calls, leaf), samples=weight)
+    ).with_columns(own_lines.doing(frames.calls, leaf, background), samples=weight)
     if options.aggregate_leaf_paths:
         one = _first_equal(frames.distinct)
         merged = [pl.Series(name, at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
@@ -365,10 +382,14 @@ def _locks(samples: pl.DataFrame, frames: Frames) -> pl.DataFrame:
 
 
 def _lines(
-    frames: Frames, leaf: intervals.Ints, weight: pl.Series, labels: pl.Series
+    frames: Frames,
+    leaf: intervals.Ints,
+    weight: pl.Series,
+    labels: pl.Series,
+    background: intervals.Bools,
 ) -> pl.DataFrame:
     """Return the weight by line, call below it, and what the samples do."""
-    sums = own_lines.sums(frames.calls, leaf, weight, labels)
+    sums = own_lines.sums(frames.calls, leaf, weight, labels, background)
     texts = frames.distinct
     lined = pl.when(pl.col("line") >= 0).then("line").alias("line")
     owner = texts.select("name", "path", lined)[sums["owner"]]

@@ -138,8 +138,8 @@ def _notes(result: LeafPaths) -> Iterator[str]:
     workers = result.processes.filter(pl.col("role") != MAIN)
     if workers.height and result.options.match != "substring":
         yield (
-            f"{format_count(workers.height, 'child process', 'es')}: stacks of forked processes "
-            "start at the entry of the child, without the frames of the parent."
+            f"{format_count(workers.height, 'child process', 'es')}: stacks count from the entry "
+            "of the child; frames of the parent above it are left out."
         )
 
 
