@@ -9,7 +9,12 @@ import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
-from traceanalyzer.analyzers.gpu_idle.activities import by_range, main_place
+from traceanalyzer.analyzers.gpu_idle.activities import (
+    Activity,
+    advice_on_launches,
+    by_range,
+    main_place,
+)
 from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
 from traceanalyzer.trace import Trace
 
@@ -321,3 +326,19 @@ def test_gaps_are_summed_by_range_where_nothing_else_was_recorded(known: str) ->
     texts = list(by_range(gaps))
     assert len(texts) == (not known)
     assert all("log 9 ns and data 7 ns" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("after", "frame", "foreach"),
+    [
+        ("multi_tensor_apply_kernel<Adam>", "", False),
+        ("vectorized_elementwise_kernel<4>", "torch/distributed/tensor/_dispatch.py(9): f", False),
+        ("vectorized_elementwise_kernel<4>", "", True),
+    ],
+)
+def test_an_optimizer_with_foreach_operators(after: str, frame: str, foreach: bool) -> None:
+    one = Activity(place="Optimizer.step#AdamW.step", after=after, frame=frame)
+    text = advice_on_launches(one, one.place, "")
+    assert "fused=True" in text
+    assert ("foreach=True" in text) == foreach
+    assert ("DTensor" in text) != foreach

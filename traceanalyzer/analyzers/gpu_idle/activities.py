@@ -437,6 +437,12 @@ _FOREACH = (
     "Update all parameters with a few calls: foreach=True or fused=True (torch.optim), or "
     "torch.compile around optimizer.step."
 )
+#: Kernels of foreach operators, and the dispatch of DTensors in Python.
+_JOINED, _DTENSOR = "multi_tensor_apply", r"torch[/\\]distributed[/\\](?:_)?tensor[/\\]|DTensor"
+_FUSED = (
+    "The optimizer calls foreach operators already: use fused=True (torch.optim), or torch.compile "
+    "around optimizer.step. {}PyTorch dispatches each tensor of such a call in Python."
+)
 _SCALER = "grad_scaler"
 _NO_SCALER = (
     "GradScaler.step reads from the GPU whether all gradients are finite before it updates: use "
@@ -571,8 +577,19 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     if one.part == OPTIMIZER and _SCALER in one.called:
         return _NO_SCALER
     if one.part == OPTIMIZER:
-        return _ON_GPU if one.steps_on_cpu and not on_host else _FOREACH
+        return _ON_GPU if one.steps_on_cpu and not on_host else _of_optimizer(one)
     return ""
+
+
+def _of_optimizer(one: Activity) -> str:
+    """Return advice for the launches of an optimizer, by whether it calls foreach operators."""
+    is_dtensor = re.search(_DTENSOR, f"{one.place} {one.called} {one.frame}")
+    if not is_dtensor and _JOINED not in one.after:
+        return _FOREACH
+    which = "Its parameters are DTensors: " if is_dtensor else (
+        "If its parameters are DTensors (FSDP2, tensor parallelism), "
+    )  # fmt: skip
+    return _FUSED.format(which)
 
 
 def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
@@ -705,7 +722,7 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
     if of_parallel or one.copies_buffers:
         return NO_BUFFERS
     if re.search(_PARTS[OPTIMIZER], place):
-        return _FOREACH
+        return _of_optimizer(one)
     copies = ("Memcpy", "Memset")
     if next_work.startswith(copies) and one.after.startswith(copies):
         what = "copies" if next_work.startswith("Memcpy") else "memsets"
