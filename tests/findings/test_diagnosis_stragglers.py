@@ -135,15 +135,18 @@ def overlapping_rank(rank: int, late_ms: int) -> Iterator[dict[str, Any]]:
         yield device(ALL_REDUCE, at, begin + 12 * MS - at, stream=20, seq=number, **ABOUT)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(("late_ms", "lost_ms"), [(0, 0), (1, 1), (2, 2), (3, 2)])
 def test_overlapped_wait_time_is_lost_where_it_delays_exposed_transfers(
     late_ms: int, lost_ms: int
 ) -> None:
-    """2 ms of the transfer are exposed on rank 0, so that at most 2 ms of a delay are lost."""
+    """2 ms of the transfer are exposed on rank 0, so that at most 2 ms of a delay are lost.
+
+    diagnose and comm-outliers count the same.
+    """
     traces = [trace(list(overlapping_rank(r, late_ms)), r, world_size=2) for r in range(2)]
     time = Answers(dict(examine(traces).results)).time
     assert time.waits_for(1)["lost_ns"].sum() == STEPS * lost_ms * MS
+    assert ta.comm_outliers(traces).steps["cost_ns"].to_list() == [lost_ms * MS] * STEPS
     assert time.losses.filter(rank=0)["lost_ns"].sum() <= STEPS * 10 * MS, "no time counts twice"
 
 
@@ -681,3 +684,34 @@ def test_ranks_that_arrive_together_are_no_stragglers(call: tuple[str, str]) -> 
     assert not [one for one in diagnosed.findings if one.rank is not None]
     first = diagnosed.findings[0]
     assert (first.id, first.cost_ns) == ("waiting-for-ranks", 10 * MS)
+
+
+def logging(rank: int, *, named: bool) -> Iterator[dict[str, Any]]:
+    """Yield steps of 6 ms of work, 4 ms of metrics on each rank, and 2 ms of logs on rank 0."""
+    for number in range(STEPS):
+        begin = number * 20 * MS
+        yield step(number, begin, 20 * MS - US)
+        yield host("python_function", "train.py(5): gather_metrics", begin, 4 * MS)
+        yield device("gemm", begin + 4 * MS, 3 * MS)
+        at = begin + 7 * MS
+        if rank == 0:
+            name = "train.py(9): write_log" if named else "train.py(5): gather_metrics"
+            yield host("python_function", name, at, 2 * MS)
+            at += 2 * MS
+        yield device("gemm", at, 3 * MS)
+        at += 3 * MS
+        yield device(ALL_REDUCE, at, begin + 20 * MS - US - at, stream=20, seq=number, **ABOUT)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_host_code_that_only_one_rank_runs_is_a_finding_of_its_own(*, named: bool) -> None:
+    """Its cost is 2 ms on one of four GPUs, and the wait time of the others for it."""
+    ranks = [trace([*logging(rank, named=named)], rank, world_size=4) for rank in range(4)]
+    found = [one for one in ta.diagnose(ranks).findings if one.id == "host-code"]
+    costs = {one.rank: one.cost_ns for one in found}
+    if named:
+        assert costs == {0: pytest.approx(2 * MS, rel=0.02), None: pytest.approx(4 * MS, rel=0.02)}
+        assert "write_log" in next(one.title for one in found if one.rank == 0)
+    else:
+        assert sum(costs.values()) == pytest.approx(6 * MS, rel=0.02)
+        assert len(costs) == 1

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
+from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC, carried, in_sequences
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
 from traceanalyzer.analyzers.common.columns import left_join, ratio
@@ -525,19 +525,10 @@ def _parts(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(at).with_columns(waited=pl.lit(value=True))
 
 
-#: Collectives of a stream with a shorter gap between them are queued behind each other.
-_GAP_NS = 20_000
-
-
 def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> pl.DataFrame:
     """Return exposed transfers that overlapped wait time delays, as wait time for the same ranks.
 
-    Compute hides such wait time, but the transfer starts later, and so do the collectives queued
-    behind it. Of the overlapped wait time in such a sequence, as much is lost as there are exposed
-    transfers after it::
-
-        owed = max(0, owed before + overlapped wait time - exposed transfer)
-        lost = owed before + overlapped wait time - owed
+    See :func:`~.arrivals.carried`.
     """
     overlapped = intervals.overlap_with(waits, exposed, DEVICE)
     overlapped = overlapped.with_columns(hidden=_LENGTH - pl.col("overlap"))
@@ -547,9 +538,7 @@ def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> 
     rows = sequences.join(of_rank, on=on, how="left", nulls_equal=True, maintain_order="left")
     hidden = pl.col("hidden").fill_null(0)
     rows = rows.filter(hidden.sum().over("sequence") > 0)
-    balance = (hidden - pl.col("overlap")).cum_sum().over("sequence")
-    owed = balance - pl.min_horizontal(balance.cum_min().over("sequence"), 0)
-    lost = owed.shift(1, fill_value=0).over("sequence") + hidden - owed
+    lost = carried(hidden, pl.col("overlap"))
     start = pl.col("end") - pl.col("overlap")
     late = rows.with_columns(start=start, end=start + lost).filter(pl.col("end") > pl.col("start"))
     placed = overlapped.join(rows.select(*on, "sequence"), on=on, nulls_equal=True)
@@ -558,11 +547,10 @@ def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> 
 
 def _sequences(comm: CommOutliers) -> pl.DataFrame:
     """Return the transfer of each collective, and the number of its sequence on the stream."""
-    lane, end = ("path", "rank", "lane"), pl.col("ts") + pl.col("duration_ns")
-    apart = (pl.col("ts") - end.shift(1)).over(lane).fill_null(_NEVER) > _GAP_NS
-    return comm.arrivals.sort(*lane, "ts").select(
-        "instance", *DEVICE, "collective", "scheduled", end=end, sequence=apart.cum_sum(),
+    return in_sequences(comm.arrivals).select(
+        "instance", *DEVICE, "collective", "scheduled", "sequence",
         start=pl.col("ts") + pl.col("wait_ns").fill_null(0),
+        end=pl.col("ts") + pl.col("duration_ns"),
     )  # fmt: skip
 
 

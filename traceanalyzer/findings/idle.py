@@ -56,8 +56,19 @@ _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKN
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
-    time, losses = answers.time, _losses_of(cause, answers)
-    total = int(losses["lost_ns"].sum())
+    losses = _losses_of(cause, answers)
+    if cause == causes.HOST_CODE:
+        one, of_one = straggling.code_of_one_rank(result, losses)
+        yield from _measured(cause, one, of_one, answers)
+        losses = losses.join(of_one, on=[*DEVICE, "start"], how="anti", nulls_equal=True)
+        result = result.without(one.gaps) if of_one.height else result
+    yield from _measured(cause, result, losses, answers)
+
+
+def _measured(
+    cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
+) -> Iterator[Measured]:
+    time, total = answers.time, int(losses["lost_ns"].sum())
     if not total:
         return
     if cause == causes.COMMUNICATOR and result.of_cause(cause).is_empty():
@@ -261,17 +272,6 @@ _ALONE = (
 
 #: Causes of idle time whose calls have a place.
 _PLACED = (causes.SYNCHRONISATION, causes.LAUNCH)
-#: Advice on idle time while another GPU of the process runs, and while one has more work.
-_EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
-_LAUNCH_ON_ALL = (
-    "Launch work on all GPUs before you wait for one of them: asynchronous copies from and to "
-    "pinned host memory (cudaMemcpyAsync) on a stream of each GPU, or a host thread for each GPU."
-)
-_ALL_GPUS = (
-    'Layers that are divided between GPUs (device_map="auto") run on one GPU at a time. Use tensor '
-    "parallelism, a pipeline with several micro-batches, or, if the model fits, a copy of it on "
-    "each GPU."
-)
 
 
 def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
@@ -317,9 +317,9 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.PEER and _are_matched(answers):
         return activities.advice_on_collectives(result.activity(cause))
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
-        return _ALL_GPUS if result.program.pytorch else _LAUNCH_ON_ALL
+        return activities.ALL_GPUS if result.program.pytorch else activities.LAUNCH_ON_ALL
     if cause == causes.DEVICE_WAIT and answers.time.busiest:
-        return _EVENLY
+        return activities.EVENLY
     if cause == causes.DATALOADING and result.has_loader:
         return _pinning(result, answers) or f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if not isinstance(launches, Launches):

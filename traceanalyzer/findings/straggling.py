@@ -5,6 +5,7 @@ Longer idle time, other kernels, unequal work or experts, a slow stage of a pipe
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -45,6 +46,8 @@ from traceanalyzer.findings.device_time import (
     WORK,
     DeviceTime,
     intervals_of,
+    main_ranks,
+    only_rank,
 )
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
@@ -54,6 +57,7 @@ from traceanalyzer.findings.rule import (
     Rule,
     explained_by,
     rule,
+    within,
     without_others,
 )
 from traceanalyzer.result import Confidence
@@ -236,6 +240,22 @@ def slow_host(answers: Answers, ranks: Sequence[int]) -> str:
     most = launches.filter(pl.col("call") == pl.col("call").sort_by("n").last())
     times = _times_as_long(most.select("rank", ns="median_ns"), ranks)
     return f"launch calls take {times}" if times else ""
+
+
+def code_of_one_rank(result: GpuIdle, losses: pl.DataFrame) -> tuple[GpuIdle, pl.DataFrame]:
+    """Return the gaps and losses by host code that only one rank runs, if others wait for it.
+
+    It writes logs or metrics for all; other host code is that of all ranks.
+    """
+    waited = losses.filter("waited")
+    rank, gaps = only_rank(waited), result.of_cause(causes.HOST_CODE)
+    if rank is None or main_ranks(losses, losses["rank"].n_unique()):
+        return result, losses.clear()
+    code = pl.coalesce("own_code", "python", "host_event").fill_null("")
+    common = gaps.filter(pl.col("rank") != rank).select(code).to_series().implode()
+    only = gaps.filter(pl.col("rank") == rank, ~code.is_in(common))
+    is_part = pl.when("waited").then(pl.col("root_rank") == rank).otherwise(within(losses, only))
+    return replace(result, gaps=only), losses.filter(is_part) if only.height else losses.clear()
 
 
 def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:

@@ -249,14 +249,41 @@ def with_waits(
 
 # --- stragglers ----------------------------------------------------------------------------
 
+#: Collectives of a stream with a shorter gap between them are queued behind each other.
+_GAP_NS = 20_000
+
+
+def in_sequences(rows: pl.DataFrame) -> pl.DataFrame:
+    """Sort arrivals by the stream and time, and number those that are queued, ``sequence``."""
+    lane, end = ("path", "rank", "lane"), pl.col("ts") + pl.col("duration_ns")
+    gap = (pl.col("ts") - end.shift(1)).over(lane)
+    return rows.sort(*lane, "ts").with_columns(sequence=((gap > _GAP_NS) | gap.is_null()).cum_sum())
+
+
+def carried(hidden: pl.Expr, exposed: pl.Expr) -> pl.Expr:
+    """Return the exposed transfers that overlapped wait time delays, of rows in sequences.
+
+    Compute hides such wait time, but the transfer starts later, and so do the collectives queued
+    behind it. Of the overlapped wait time in such a sequence, as much is lost as there are exposed
+    transfers after it::
+
+        owed = max(0, owed before + overlapped wait time - exposed transfer)
+        lost = owed before + overlapped wait time - owed
+    """
+    balance = (hidden - exposed).cum_sum().over("sequence")
+    owed = balance - pl.min_horizontal(balance.cum_min().over("sequence"), 0)
+    return owed.shift(1, fill_value=0).over("sequence") + hidden - owed
+
 
 def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step: its straggler and the cost.
 
-    The straggler is the rank with the least wait time in the step. ``cost_ns`` is the median wait
-    time of the other ranks less that of the straggler: the saving of the typical one; ``cost_frac``
-    is its share of the median step time (from 10 % a warning, from 20 % critical). Wait times of a
-    rank that overlap count once. ``warm_up``: by :func:`~.device_steps.is_warm_up` of the median.
+    The straggler is the rank with the least wait time in the step. ``cost_ns`` is the median of
+    what the others lose by waiting, less what the straggler loses: the saving of the typical one;
+    ``cost_frac`` is its share of the median step time (from 10 % a warning, from 20 % critical). A
+    rank loses wait time without compute, and exposed transfers that overlapped wait time delays
+    (:func:`carried`). Wait times that overlap count once. ``warm_up``: by
+    :func:`~.device_steps.is_warm_up` of the median.
 
     Args:
         rows: arrivals of all matched collectives.
@@ -265,15 +292,20 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     of = ["step", "rank"]
     met = rows.filter(pl.col("step").is_not_null())
     waiting = met.select(*of, start="arrival", end=pl.col("arrival") + pl.col("wait_ns"))
-    counts = met.group_by(of).agg(pl.col("instance").n_unique().alias("collectives"))
+    alone = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
+    direct = pl.min_horizontal("wait_ns", alone)
+    lost = direct + carried(pl.col("wait_ns") - direct, alone - direct)
+    sums = in_sequences(met).with_columns(lost=lost).group_by(of)
+    counts = sums.agg(collectives=pl.col("instance").n_unique(), lost=pl.col("lost").sum())
     waits = intervals.measure(waiting, of).rename({"length": "wait_ns"}).join(counts, on=of)
+    waits = waits.with_columns(lost_ns=pl.min_horizontal("wait_ns", "lost"))
     length = (pl.col("end") - pl.col("start")).median().round().cast(pl.Int64)
     lengths = marks.group_by("step").agg(length.alias("step_ns"), pl.col("start").min())
     spans = lengths.with_columns(end=pl.col("start") + pl.col("step_ns"))
     lengths = lengths.with_columns(is_warm_up(spans, ()))
     # in order of wait time: the straggler is the first
-    usual = pl.col("wait_ns").slice(1).median().fill_null(pl.col("wait_ns").first())
-    cost = (usual - pl.col("wait_ns").first()).round().cast(pl.Int64)
+    usual = pl.col("lost_ns").slice(1).median().fill_null(pl.col("lost_ns").first())
+    cost = (usual - pl.col("lost_ns").first()).clip(0).round().cast(pl.Int64)
     table = (
         waits.sort("step", "wait_ns", "rank")
         .group_by("step", maintain_order=True)
