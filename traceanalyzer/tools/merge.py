@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import polars as pl
@@ -188,7 +188,7 @@ def merge(
     with files.opened(target) as file:
         if target.lower().endswith((".json", ".json.gz")):
             packed = target.lower().endswith(".gz")
-            merged = _merge(items, JsonWriter(file, GROUP, packed=packed), cut, rest)
+            merged = _merge(items, JsonWriter(file, packed=packed), cut, rest)
         elif file.seekable():
             merged = _merge(items, PerfettoWriter(file), cut, rest)
         else:
@@ -210,19 +210,7 @@ def _without_merged(inputs: Inputs, target: str) -> tuple[InputList[Trace | str]
     return InputList(left), tuple(f"Skipped: {path}: {why}." for path in written if path != target)
 
 
-class Writer(Protocol):
-    """Writes recordings to one file."""
-
-    def add(self, trace: Trace, title: str, open_flows: np.ndarray | None = None) -> Any:
-        """Write a recording; return its ``sequence`` and counts."""
-
-    def add_group(self, name: str, rows: pl.DataFrame, open_flows: np.ndarray) -> Any:
-        """Write tracks that belong to no recording."""
-
-    def close(
-        self, shifts: dict[int, int], matches: dict[tuple[int, int], int], epoch_ns: int | None
-    ) -> None:
-        """Set the clocks, and the arrows between recordings."""
+Writer = JsonWriter | PerfettoWriter
 
 
 def _merge(

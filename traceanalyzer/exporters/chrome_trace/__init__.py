@@ -150,8 +150,8 @@ class Kept:
 class JsonWriter:
     """Collects recordings, and writes them to a binary file when it is closed."""
 
-    def __init__(self, file: IO[bytes], group: str, *, packed: bool) -> None:
-        self._file, self._group, self._packed = file, group, packed
+    def __init__(self, file: IO[bytes], *, packed: bool) -> None:
+        self._file, self._packed = file, packed
         self._kept: list[Kept] = []
 
     def add(self, trace: Trace, title: str, open_flows: Ints | None = None) -> Kept:

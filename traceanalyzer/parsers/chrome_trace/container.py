@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,31 +23,8 @@ _BLOCK = 1 << 21
 _SMALL = 1 << 16
 
 
-class Text(Protocol):
-    """Random access to decompressed bytes that are not released yet."""
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Return bytes from an offset; fewer than requested only at the end."""
-
-    def later(self, offset: int, length: int) -> Callable[[], bytes]:
-        """Return a function for :meth:`read` that works in any thread and after the release."""
-
-    def release(self, offset: int) -> None:
-        """Release the bytes before this offset."""
-
-    def close(self) -> None:
-        """Stop reading."""
-
-
-def open_text(source: Source, progress: Progress | None) -> Text:
-    """Return the text of a source; a compressed one is read ahead."""
-    if source.is_plain:
-        return _PlainText(source, progress)
-    return _StreamedText(source, progress)
-
-
 class _PlainText:
-    """A file whose bytes are the text."""
+    """Random access to the bytes of a file, which are the text."""
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._source, self._progress = source, progress
@@ -57,6 +34,7 @@ class _PlainText:
             raise UnreadableFile(source.path, str(error.strerror).lower()) from None
 
     def read(self, offset: int, length: int) -> bytes:
+        """Return bytes from an offset; fewer than requested only at the end."""
         try:
             return _read_range(self._file, offset, length)
         except OSError as error:
@@ -65,18 +43,24 @@ class _PlainText:
             ) from None
 
     def later(self, offset: int, length: int) -> Callable[[], bytes]:
+        """Return a function for :meth:`read` that works in any thread and after the release."""
         return lambda: self.read(offset, length)
 
     def release(self, offset: int) -> None:
+        """Release the bytes before this offset."""
         if self._progress:
             self._progress(min(offset, self._source.size), self._source.size)
 
     def close(self) -> None:
+        """Stop reading."""
         os.close(self._file)
 
 
 class _StreamedText:
-    """A file to be decompressed or decoded, in a thread; blocks are kept until released."""
+    """The same for a file to be decompressed or decoded, in a thread.
+
+    Blocks are kept until they are released.
+    """
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._blocks: list[bytes] = []
@@ -118,6 +102,15 @@ class _StreamedText:
             else:
                 self._blocks.append(block)
                 self._end += len(block)
+
+
+#: The decompressed text of a file; see the methods of a plain one.
+Text = _PlainText | _StreamedText
+
+
+def open_text(source: Source, progress: Progress | None) -> Text:
+    """Return the text of a source; a compressed one is read ahead."""
+    return (_PlainText if source.is_plain else _StreamedText)(source, progress)
 
 
 class _Ahead:
