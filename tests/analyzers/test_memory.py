@@ -8,11 +8,13 @@ import pickle
 import runpy
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from conftest import ROOT
 from harness import differences, plain
 from wording import check_wording, raises_wording
 
@@ -632,3 +634,13 @@ def test_allocations_of_cpu_memory_only_are_named(tmp_path: Path) -> None:
     path.write_text(json.dumps([{**event, "pid": 1, "tid": 1, "args": args}]))
     with pytest.raises(MissingData, match="only allocations of CPU memory"):
         ta.memory(path)
+
+
+@pytest.mark.parametrize("start_ns", [10**15, None], ids=["known start", "first event"])
+def test_times_are_from_the_start_of_the_file(start_ns: int | None) -> None:
+    trace = ta.read(ROOT / "fixtures/memory/training.pickle")
+    meta = replace(trace.meta, start_ns=start_ns)
+    later = trace.events.with_columns(ts=pl.col("ts") + 10**15)
+    shifted = replace(trace, sources=(meta,), events=later)
+    for first, second in zip(ta.memory(trace).tables, ta.memory(shifted).tables, strict=True):
+        assert second.frame.equals(first.frame), first.name
