@@ -142,6 +142,9 @@ def test_time_before_the_first_device_event_is_unknown_if_work_was_queued() -> N
     for result in (ta.gpu_idle(recording), ta.overlap(recording)):
         assert result.scalars["span_ns"] == 1000 * US
         assert result.scalars["idle_ns"] == 0
+    late = trace([step(0, 0, 6000 * US), *work(1, 4000, 5000, 5500)])
+    assert unrecorded_until(late) == 5000 * US
+    assert spans(late) == [(0, 6000)]  # 4 ms of the host before the launch, which waits 1 ms
     loading = trace([step(0, 0, 6000 * US), *work(1, 4990, 5000, 6000)])
     assert unrecorded_until(loading) is None
     assert ta.gpu_idle(loading).idle_ns == 5000 * US

@@ -134,23 +134,32 @@ def launching_step(steps: pl.DataFrame, launched: pl.Series, started: pl.Series)
     return in_span.zip_with(launched.is_null(), by_call)
 
 
-def unrecorded_until(trace: Trace) -> int | None:
+def unrecorded_until(trace: Trace, begin: int | None = None) -> int | None:
     """Return the start of the first device work if the device ran unrecorded work before it.
 
     The first work starts long after its launch call only if the device still runs work of before
     the recording. That time is unknown, neither busy nor idle.
+
+    Args:
+        trace: of one rank.
+        begin: start of the first step on the host. If the host then runs longer before the launch
+            than the launch waits, the step is not measured from the first work on only: None.
     """
-    return trace.once("unrecorded_until", lambda: _unrecorded_until(trace))
+    known = trace.once("unrecorded_until", lambda: _first_queued(trace))
+    if known is None or (begin is not None and known[1] - begin > known[0] - known[1]):
+        return None
+    return known[0]
 
 
-def _unrecorded_until(trace: Trace) -> int | None:
+def _first_queued(trace: Trace) -> tuple[int, int] | None:
+    """Return start and launch of the first device work if it waited for other work."""
     first = device_work(trace).head(1)
     row = launch_rows(trace, first)
     if not row.size or row[0] == nesting.ROOT:
         return None
     start = first["start"][0]
     called, took = trace.events[["ts", "dur"]].row(int(row[0]))
-    return start if start - called - max(took or 0, 0) > _QUEUED_NS else None
+    return (start, called) if start - called - max(took or 0, 0) > _QUEUED_NS else None
 
 
 #: Steps are of two groups from this ratio between the shortest slow and the longest fast one on.
@@ -242,7 +251,7 @@ def _reached(trace: Trace, steps: pl.DataFrame) -> Ints | None:
     np.minimum.at(first, work.segment[work.is_main], work.start[work.is_main])
     following = np.append(np.minimum.accumulate(first[::-1])[::-1][1:], _EVER)
     ends = np.maximum(main_last, np.minimum(last, following))
-    ends[0] = max(ends[0], unrecorded_until(trace) or _NEVER)
+    ends[0] = max(ends[0], unrecorded_until(trace, int(edges[0])) or _NEVER)
     return np.maximum.accumulate(ends)
 
 
