@@ -18,6 +18,7 @@ from wording import check_wording, raises_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.memory.attribution import CATEGORIES
 from traceanalyzer.analyzers.memory.oom_causes import CAUSE, Situation, advice, cause
+from traceanalyzer.analyzers.memory.result import private_pools
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError
 
 ROOT = Path(__file__).parents[2]
@@ -202,6 +203,20 @@ def test_private_pools_are_named(device: int, tmp_path: Path) -> None:
     ]
     assert "Private pool 3.0" in result.view().verdict
     assert not next(t for t in result.view().tables if t.name == "pools").detail
+
+
+def test_private_pools_are_summed(tmp_path: Path) -> None:
+    snapshot = Snapshot().alloc(BASE, 4 * MIB, CALL, FORWARD)
+    snapshot.hold(BASE, 20 * MIB, (0, 4 * MIB))
+    for number in (1, 2, 3):
+        snapshot.hold(BASE + number * 64 * MIB, 40 * MIB, segment_pool_id=(0, number))
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle"))
+    pools = private_pools(result)
+    assert pools is not None
+    assert pools.free_bytes == 120 * MIB
+    assert pools.text.startswith("3 private pools")
+    findings = {one.id: one for one in ta.diagnose(tmp_path / "x.pickle").findings}
+    assert all("expandable" not in one.advice for one in findings.values())
 
 
 def test_memory_in_one_pool_needs_no_table_of_pools(tmp_path: Path) -> None:

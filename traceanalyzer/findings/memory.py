@@ -11,13 +11,14 @@ from traceanalyzer.analyzers.memory.growth import COLLECTED_ADVICE, GROWTH_ADVIC
 from traceanalyzer.analyzers.memory.oom import MemoryErrors, located
 from traceanalyzer.analyzers.memory.oom_causes import (
     DEMAND,
+    ELSEWHERE,
     EVALUATES,
     FRAGMENTATION,
     MUCH_LIVE,
     is_growth,
     may_be_kept,
 )
-from traceanalyzer.analyzers.memory.result import Memory
+from traceanalyzer.analyzers.memory.result import Memory, PrivatePools, private_pools
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac
 
@@ -49,6 +50,7 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         many = "" if n == 1 else f", the first of {n:,} errors"
         of_demand = cause == DEMAND and not evaluated
         fills, is_sure = _filling(result, first) if of_demand else ("", True)
+        pools = _pools(answers.of(Memory), first["unused_bytes"]) if cause == ELSEWHERE else None
         others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
         yield Measured(
             size=n,
@@ -56,10 +58,12 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
             f"out of memory{why}{many}.",
             evidence=(
                 f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}{fills}.",
-                *evaluated,
+                *((pools.text,) if pools else evaluated),
                 *(f"{format_count(n, 'later error')}: {other}." for other, n in others.rows()),
             ),
-            advice=_NO_GRAD if evaluated and cause == DEMAND else _capital(advice),
+            advice=_NO_GRAD
+            if evaluated and cause == DEMAND
+            else (pools.advice if pools else _capital(advice)),
             confidence="high" if is_sure else "medium",
             cost_bytes=asked,
             explained=_explained("memory-growth" if leak else _BY_CAUSE.get(str(cause))),
@@ -187,19 +191,30 @@ def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured
     error = _first_error(answers) if worst["ooms"] else None
     leak = _leak_that_filled(answers)
     is_root = error is not None and error["cause"] == FRAGMENTATION and not leak
+    pools = _pools(result, worst["fullest_split_bytes"])
+    advice = _capital(error["advice"]) if error and is_root else _fragmentation_advice(worst)
     yield Measured(
         size=1.0 if is_root and worst["split"] else worst["split"],
-        title=f"{format_frac(worst['split'])} of "
+        title=pools.text
+        if pools
+        else f"{format_frac(worst['split'])} of "
         f"{format_bytes(worst['fullest_reserved_bytes'])} reserved memory was free between "
         f"allocated blocks {when}{where}.",
         evidence=(f"{free} of reserved memory was free, between blocks or in unused segments.",),
-        advice=_capital(error["advice"]) if error and is_root else _fragmentation_advice(worst),
+        advice=pools.advice if pools else advice,
         cost_bytes=worst["fullest_split_bytes"],
         cost_frac=worst["split"],
         of="reserved memory",
         confidence="high" if is_root else "medium",
         explained=_explained(None if is_root or not error else _OF_LEAK[bool(leak)]),
     )
+
+
+def _pools(memory: Memory | None, free_bytes: int | None) -> PrivatePools | None:
+    """Return several private pools that have most of the free memory; None if there are none."""
+    pools = private_pools(memory) if memory else None
+    is_most = pools is not None and 2 * pools.free_bytes > (free_bytes or 0)
+    return pools if pools and is_most and pools.n > 1 else None
 
 
 def _fragmentation_advice(device: Mapping[str, Any]) -> str:

@@ -170,8 +170,12 @@ def _verdict(result: Memory) -> str:
     recorded = has_history.any().over("rank", "path").alias("recorded")
     devices = result.devices.with_columns(display.places(result.devices), recorded)
     top = devices.sort("peak_bytes", "on", descending=[True, False]).row(0, named=True)
-    peak = (_peak(top, devices.height), _sites(result, top), _fragmentation(top), _retries(devices))
-    return sentences(*_problems(result), *peak, _private(result), _outlier(result))
+    pools = private_pools(result)
+    in_pools = pools is not None and 2 * pools.free_bytes > (top["fullest_split_bytes"] or 0)
+    split = "" if in_pools else _fragmentation(top)
+    peak = (_peak(top, devices.height), _sites(result, top), split, _retries(devices))
+    private = pools.text if pools else ""
+    return sentences(*_problems(result), *peak, private, _outlier(result))
 
 
 def _problems(result: Memory) -> tuple[str, ...]:
@@ -240,22 +244,65 @@ def _retries(devices: pl.DataFrame) -> str:
     )
 
 
-def _private(result: Memory) -> str:
-    """State the private pool with the most free memory, if that is much of its device's memory."""
+@dataclass(frozen=True)
+class PrivatePools:
+    """The private pools with free memory of the device that has most of it.
+
+    Attributes:
+        text: a sentence on their number and sums.
+        n: their number.
+        free_bytes: free memory in them at the end, which only their CUDA graphs use.
+        captured: the code that captured a graph, if live memory shows it.
+    """
+
+    text: str
+    n: int
+    free_bytes: int
+    captured: str
+
+    @property
+    def advice(self) -> str:
+        """What to do about several pools."""
+        where = f" in {self.captured}" * bool(self.captured)
+        return (
+            f"Let the graphs that are captured{where} share one pool: torch.cuda.graph(..., "
+            "pool=torch.cuda.graph_pool_handle()) or make_graphed_callables(..., pool=...) with "
+            "one handle for all that never run at the same time; or capture fewer sizes (padding)."
+        )
+
+
+#: The frame that captures a CUDA graph.
+_CAPTURES = r"([^;]*);[^;]*torch[/\\]cuda[/\\]graphs\.py"
+
+
+def private_pools(result: Memory) -> PrivatePools | None:
+    """Return the private pools, if much of the memory of their device is free in them."""
     keys = ["rank", "path", "device"]
     whole = pl.col("reserved_bytes").sum().over(keys)
     located = result.pools.with_columns(display.places(result.pools), whole=whole)
-    private = located.filter(pl.col("pool").is_not_null())
-    largest = private.filter(pl.col("free_bytes") >= _SPLIT_FRAC * pl.col("whole"))
+    private = located.filter(pl.col("pool").is_not_null(), pl.col("free_bytes") > 0)
+    sizes = private.group_by(keys).agg(
+        pl.col("free_bytes", "reserved_bytes").sum(), pl.len(), pl.col("whole").first()
+    )
+    largest = sizes.filter(pl.col("free_bytes") >= _SPLIT_FRAC * pl.col("whole"))
     if largest.is_empty():
-        return ""
-    row = largest_first(largest, "free_bytes", *keys, "pool").row(0, named=True)
+        return None
+    first = largest_first(largest, "free_bytes", *keys).head(1)
+    sums = first.row(0, named=True)
+    of_device = private.join(first, on=keys, how="semi", nulls_equal=True)
+    row = largest_first(of_device, "free_bytes", "pool").row(0, named=True)
     where = f" on {row['on']}" if result.devices.height > 1 else ""
-    line = frame_text(row["function"], row["file"], row["line"])
-    return (
-        f"Private pool {row['pool']}{where}, filled by {line}: "
-        f"{format_bytes(row['free_bytes'])} of {format_bytes(row['reserved_bytes'])} are free at "
-        "the end, and only this pool (its CUDA graphs) uses them."
+    n, line = sums["len"], frame_text(row["function"], row["file"], row["line"])
+    which = f"Private pool {row['pool']}" if n == 1 else f"{n:,} private pools"
+    stacks = result.alive.sort("live_bytes", descending=True)["stack"].cast(pl.String)
+    captured = stacks.str.extract(_CAPTURES).drop_nulls().head(1).str.replace(r"[^( ]*[/\\]", "")
+    return PrivatePools(
+        f"{which}{where}, filled by {line}: {format_bytes(sums['free_bytes'])} of "
+        f"{format_bytes(sums['reserved_bytes'])} are free at the end, and only "
+        f"{'this pool (its CUDA graphs) uses' if n == 1 else 'their CUDA graphs use'} them.",
+        n,
+        int(sums["free_bytes"]),
+        captured[0] if captured.len() else "",
     )
 
 
