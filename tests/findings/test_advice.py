@@ -824,3 +824,9 @@ def test_copies_of_broadcast_buffers(place: str, called: str, buffers: bool) -> 
     item = advice_on_synchronisation(one, "cudaStreamSynchronize", "aten::item", pytorch=True)
     late = advice_on_launches(one, "", "Memcpy DtoD")
     assert all(("broadcast_buffers=False" in text) == buffers for text in (item, late))
+
+
+def test_time_that_is_waits_only_grows_in_no_step() -> None:
+    row = {"path": "a", "rank": 0, "device": 0, "step": "step 1", "lost_ns": 5, "waited": True}
+    time = SimpleNamespace(growing=lambda rows: None if rows.is_empty() else (1, 2))
+    assert idle._growing(pl.DataFrame([row]), time, ()) == ""

@@ -210,7 +210,7 @@ def _growing(losses: pl.DataFrame, time: DeviceTime, ranks: Sequence[int]) -> st
     """Return the time of a GPU in the first and the last step, if it grows; otherwise empty."""
     local = _local(losses, ranks)
     grown = time.growing(local.group_by("step").agg(ns=pl.col("lost_ns").sum()))
-    first, last = (format_ns(ns / local.n_unique(DEVICE)) for ns in grown or (0, 0))
+    first, last = (format_ns(ns / max(local.n_unique(DEVICE), 1)) for ns in grown or (0, 0))
     return f"{first} in the first, {last} in the last" if grown else ""
 
 
