@@ -150,6 +150,15 @@ UNRELATED = {
 }
 
 
+def test_diff_is_suggested_for_two_files_of_two_jobs() -> None:
+    two = UNRELATED["GPUs"]
+    suggested = "traceanalyzer diff a.json b.json."
+    assert suggested in several_jobs(map(recording, two))
+    three = (*two, _program("c.json", "abc", "Tesla K80"))
+    assert "3 different jobs" in several_jobs(map(recording, three))
+    assert "traceanalyzer diff" not in several_jobs(map(recording, three))
+
+
 @pytest.mark.parametrize("differ", UNRELATED)
 def test_unrelated_programs_are_not_one_job(differ: str) -> None:
     programs = UNRELATED[differ]

@@ -335,3 +335,20 @@ def test_waits_in_mpi_are_waits_for_a_rank() -> None:
         states = lanes.states.filter(pl.col("state") == "waiting")
         assert states.select(lengths.sum()).item() == pytest.approx(5 * 200 * US, rel=0.02)
         assert states["peer"].unique().to_list() == [1]
+
+
+def test_ranks_that_differ_only_in_waits_are_compared_by_them() -> None:
+    late = [0, 30]
+    ranks = [
+        trace(
+            [
+                device(GEMM, 0, (20 + late[rank]) * MS),
+                device(ALL_REDUCE, (20 + late[rank]) * MS, (40 - late[rank]) * MS, stream=7),
+                device(GEMM, 60 * MS, 40 * MS),
+            ],
+            rank,
+        )
+        for rank in (0, 1)
+    ]
+    verdict = ta.timeline(ranks).verdict
+    assert "rank 0 (30.0 %), least: rank 1 (0.0 %)" in verdict

@@ -175,6 +175,18 @@ def test_long_labels_are_divided_at_spaces(width: int) -> None:
     assert not any(line.endswith("5.706") for line in lines)
 
 
+def test_two_causes_with_one_mark_are_one_entry() -> None:
+    parts = (
+        BudgetPart("host", "idle: other host code", 6_000_000, 0.6),
+        BudgetPart("host", "idle: small copies", 4_000_000, 0.4),
+    )
+    for width, count in ((90, 1), (50, 2)):
+        text = drawn_timeline.bar(Budget("Time", parts), width, unicode=False)
+        legend = text.split("\n", 2)[2]
+        assert legend.count("h idle: ") == count
+        assert "small copies 4 ms (40.0 %)" in legend
+
+
 def test_text_names_the_devices_of_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = once(timeline, RANKS).drawing()
     lines = drawn_timeline.text(drawing, 120, unicode=True).splitlines()

@@ -27,6 +27,7 @@ from worker_tasks import (
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers import registry
+from traceanalyzer.analyzers.base import Skipped
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import (
     InputError,
@@ -38,7 +39,7 @@ from traceanalyzer.errors import (
 from traceanalyzer.parsers import itwinai
 from traceanalyzer.render import render
 from traceanalyzer.run import pieces, workers
-from traceanalyzer.run.loop import examine
+from traceanalyzer.run.loop import examine, skipped_notes
 from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.schema import ON_REQUEST
 
@@ -729,3 +730,8 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(
     result = ta.info(others, progress=rewritten_while_read(path, truncate=truncate))
     assert result.files["path"].to_list() == [str(others[0])]
     assert any("changed" in row for row in map(str, result.to_dict().items()))
+
+
+def test_inputs_skipped_for_one_reason_have_one_note() -> None:
+    skipped = [Skipped(name, why) for name, why in (("a", "old"), ("b", "new"), ("c", "old"))]
+    assert skipped_notes(skipped) == ("Skipped: a, c: old.", "Skipped: b: new.")

@@ -328,8 +328,12 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         length = f"{format_ns(round(gains.together_ns))}{per}"
-        less = sum(one.gain_frac or 0 for one in replayed) - gains.together_frac >= NO_GAIN
-        why = ", less than their sum, because some time counts in several gains" * less
+        more = gains.together_frac - sum(one.gain_frac or 0 for one in replayed)
+        why = ""
+        if more <= -NO_GAIN:
+            why = ", less than their sum, because some time counts in several gains"
+        if more >= NO_GAIN:
+            why = ", more than their sum: without one cause, steps wait for the others"
         texts.append(f"All gains together: {length} ({format_frac(gains.together_frac)}){why}.")
     least = f"{100 * NO_GAIN:.0f} %"
     texts += [f"Off the critical path (gain below {least}): {one.title}" for one in gains.without]

@@ -713,8 +713,8 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
     name, ns, n = activities.main_place(gaps)
     if n > 1:
         share = format_frac(ns / int(gaps["cause_ns"].sum()))
-        where = f"{n:,} gaps with the host in {frame_text(name)}"
-        yield f"{where} make up {share} of this time in the longest gaps."
+        where = f"In {n:,} of the longest gaps ({share} of their time), the host is in"
+        yield f"{where} {frame_text(name)}."
 
 
 def _pauses(pauses: pl.DataFrame) -> str:

@@ -50,7 +50,6 @@ from traceanalyzer.findings.result import (
     EXPOSED_COPIES,
     FAILED,
     IDLE,
-    IN_COLLECTIVES,
     OF_BUSY,
     PASSED,
     SKIPPED,
@@ -525,7 +524,7 @@ def budget(answers: Answers) -> pl.DataFrame:
     rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
     names = causes.NAMES if (found := answers.of(GpuIdle)) is None else found.names
-    names = names | {causes.PEER: IN_COLLECTIVES}
+    names = names | {causes.PEER: causes.IN_COLLECTIVES}
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)

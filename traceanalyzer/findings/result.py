@@ -47,11 +47,10 @@ _FINDINGS = {one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding
 BUSY, OF_BUSY, EXPOSED_COPIES, IDLE = "busy", "of busy", "exposed copies", "idle"
 WAIT = "wait time for other ranks"
 #: Idle time of main threads in collectives, without that wait time.
-IN_COLLECTIVES = "in collectives"
 
 #: State of a timeline of each cause of idle time, by the name of the row of the budget.
 _IDLE_STATES = {name: OF_CAUSE.get(cause, "idle") for cause, name in causes.NAMES.items()}
-_IDLE_STATES[IN_COLLECTIVES] = OF_CAUSE[causes.PEER]
+_IDLE_STATES[causes.IN_COLLECTIVES] = OF_CAUSE[causes.PEER]
 #: Causes of idle time with a smaller share are one part of the bar: idle: other.
 _LEAST_NAMED = 0.01
 

@@ -226,7 +226,7 @@ def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()
 def _ordered(text: str, tables: Sequence[Table]) -> tuple[str, bool | None]:
     """Return the column of a text like ``COLUMN:desc``, and whether it is descending, if given.
 
-    Headings may contain a colon: ``idle: launches``.
+    Headings may contain a colon: ``idle: other``.
     """
     name, colon, order = text.rpartition(":")
     if any(_column(table, text) for table in tables):

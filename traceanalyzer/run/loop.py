@@ -39,6 +39,7 @@ from traceanalyzer.run.measure import measure_all
 from traceanalyzer.run.pieces import How, OpenedInputs, State, checked_how, read_needed
 from traceanalyzer.run.questions import FAILED, Question, Questions, perhaps_truncated
 from traceanalyzer.trace import Inputs, Meta, Trace
+from traceanalyzer.units import format_first
 from traceanalyzer.vocabulary import DATABASES, NCU_CSV, PRINTED_TEXT
 
 _MIXED = "The files are of different jobs, so totals and shares mix them (see the notes)."
@@ -215,8 +216,11 @@ def with_notes(result: R, notes: Iterable[str], several_jobs: str = "") -> R:
 
 
 def skipped_notes(skipped: Iterable[Skipped]) -> tuple[str, ...]:
-    """Return a note for each skipped input."""
-    return tuple(f"Skipped: {one.path}: {one.why}." for one in skipped)
+    """Return a note for each reason for which inputs are skipped."""
+    paths: dict[str, list[str]] = {}
+    for one in skipped:
+        paths.setdefault(one.why, []).append(one.path)
+    return tuple(f"Skipped: {format_first(each, 3)}: {why}." for why, each in paths.items())
 
 
 def truncated_notes(

@@ -146,7 +146,11 @@ def of_one_unit(parts: Sequence[W]) -> tuple[list[W], tuple[str, ...]]:
     units = [part.unit for part in parts]
     unit = next((unit for unit in ("samples", "ns") if unit in units), units[0])
     others = [part for part in parts if part.unit != unit]
-    notes = (f"Skipped: {one.path}: counts {one.unit or 'an unknown unit'}." for one in others)
+    notes = (
+        f"Skipped: {one.path}: its stacks are weighted in {one.unit or 'an unknown unit'}, those "
+        f"of other files in {unit or 'an unknown unit'}."
+        for one in others
+    )
     return [part for part in parts if part.unit == unit], tuple(notes)
 
 

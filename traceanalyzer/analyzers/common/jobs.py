@@ -137,8 +137,16 @@ def several_jobs(recordings: Iterable[Recording]) -> str:
     return (
         f"The files are of {len(jobs):,} different jobs, whose ranks cannot be compared: "
         f"{'; '.join(each)}{f'; and {more:,} more' if more > 0 else ''}. "
-        "Run the command once for each job, with the files of that job only."
-        f"{_same_rank(ordered)}"
+        "Run the command once for each job, with the files of that job only"
+        f"{_comparing(jobs)}.{_same_rank(ordered)}"
+    )
+
+
+def _comparing(jobs: Sequence[Sequence[Recording]]) -> str:
+    """Suggest ``diff`` for two files, which may be of one training before and after a change."""
+    paths = list(dict.fromkeys(one.path for job in jobs for one in job))
+    return f", or compare two runs: traceanalyzer diff {' '.join(paths)}" * (
+        len(jobs) == len(paths) == 2
     )
 
 

@@ -49,6 +49,8 @@ NAMES = {
     UNKNOWN: "unknown",
 }
 CAUSES = tuple(NAMES)
+#: What main threads do in transfers, apart from waits for other ranks.
+IN_COLLECTIVES = "in collectives"
 CAUSE = pl.Enum(CAUSES)
 
 #: Communication without compute: lost time of a busy device.

@@ -356,7 +356,7 @@ def _which(files: pl.DataFrame, steps: pl.Series) -> str:
     ranks = sorted(files["rank"].drop_nulls().unique())
     if ranks:
         world = files["world_size"].max()
-        of = f" of {world}" if isinstance(world, int) and world else ""
+        of = f" of {world}" if isinstance(world, int) and world > ranks[-1] else ""
         text += f" ({'rank' if len(ranks) == 1 else 'ranks'} {format_ranges(ranks)}{of})"
     if len(steps):
         low, high = int(steps.min()), int(steps.max())  # type: ignore[arg-type]

@@ -31,7 +31,8 @@ _MOST_STEPS = 10_000
 _NAMED = 3
 _GROWTH = headings(
     "on: device, at: line of code, first_bytes: after first step, last_bytes: after last step, "
-    "grown_bytes: growth, per_step_bytes: per step, grew_n: steps, collected_bytes: freed at once"
+    "grown_bytes: growth, per_step_bytes: per step of growth, "
+    "grew_n: steps of growth, collected_bytes: freed at once"
 )
 _STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
 #: What to check in lines whose memory grows.

@@ -270,15 +270,19 @@ class Timeline(Result):
         return f"{text} {self._worst()}".rstrip()
 
     def _worst(self) -> str:
-        """Return the lanes with the most and the least lost time."""
-        ranked = largest_first(self.shares.drop_nulls("lost_frac"), "lost_frac", "lane")
-        if ranked.height < _SEVERAL:
+        """Return the lanes with the most and the least lost or wait time, which differs more."""
+        shares = self.shares.drop_nulls("lost_frac")
+        if shares.height < _SEVERAL:
             return ""
-        (worst, most), (best, least) = (ranked.select("on", "lost_frac").row(at) for at in (0, -1))
-        return (
-            f"Idle or copying most: {worst} ({format_frac(most)}), "
-            f"least: {best} ({format_frac(least)})."
-        )
+        shares = shares.with_columns(wait_frac=ratio("waiting_ns", "span_ns"))
+        extremes = []
+        for what, name in (("Idle or copying", "lost_frac"), ("Waiting for others", "wait_frac")):
+            ranked = largest_first(shares, name, "lane").select("on", name)
+            (worst, most), (best, least) = ranked.row(0), ranked.row(-1)
+            text = f"{what} most: {worst} ({format_frac(most)}), "
+            extremes.append((most - least, f"{text}least: {best} ({format_frac(least)})."))
+        difference, text = max(extremes, key=lambda one: one[0])
+        return text if difference >= _SMALL else ""
 
     def _table(self) -> Table:
         least = _SMALL * sum(self.totals().values())

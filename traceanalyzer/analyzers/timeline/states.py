@@ -30,9 +30,9 @@ NAMES = {
     "waiting": "waiting for another rank",
     "copies": "copies (exposed)",
     "dataloading": "idle: data loading",
-    "launch": "idle: launches",
+    "launch": "idle: launch overhead",
     "synchronisation": "idle: synchronisation",
-    "host": "idle: host code",
+    "host": "idle: other host code",
     "idle": "idle: other",
 }
 STATE = pl.Enum(tuple(NAMES))

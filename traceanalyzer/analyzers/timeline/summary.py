@@ -76,7 +76,9 @@ def summary(
         names={
             **NAMES,
             "compute": "busy",
-            "transfer": "communication, wait included"
+            "transfer": idle_name(causes.IN_COLLECTIVES)
+            if idle.coverage.on_host
+            else "communication, wait included"
             if compared is None
             else compared.transfer_name,
             **_names_of_causes(placed, idle),

@@ -122,8 +122,10 @@ def _of_changes(result: WhatIf) -> str:
     if not changes:
         return sentences(step, *largest, "None of the usual changes gains 1 % of it.")
     first = "Largest gain of another change" if rows else "Largest gain"
-    each = zip((first, "Next"), changes, strict=False)
-    return sentences(step, *largest, *(f"{n}: {row['change']}, {_gain(row)}." for n, row in each))
+    each, of = zip((first, "Next"), changes, strict=False), "step time" if steps > 1 else "the run"
+    return sentences(
+        step, *largest, *(f"{n}: {row['change']}, {_gain(row, of)}." for n, row in each)
+    )
 
 
 def _compared(row: dict[str, float]) -> str:
@@ -134,8 +136,8 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _gain(row: dict[str, float]) -> str:
-    return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])})"
+def _gain(row: dict[str, float], of: str = "step time") -> str:
+    return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])} of {of})"
 
 
 def _notes(result: WhatIf) -> Iterator[str]:
@@ -202,8 +204,10 @@ def _tables(result: WhatIf) -> Iterator[Table]:
         title = "Gain without the cause of each finding, of the steps that diagnose counts"
         yield Table("findings", title, result.findings, _OF_FINDINGS, sentences=("change",))
     if result.changes.height:
-        title = "Step time with each change"
-        yield Table("changes", title, result.changes, _CHANGES, whole=True)
+        steps = result.steps.filter(pl.col("run") == "recorded").height
+        of_run = {} if steps > 1 else {"step_ns": "run", "gain_frac": "of run"}
+        title = f"{'Step' if steps > 1 else 'Run'} time with each change"
+        yield Table("changes", title, result.changes, _CHANGES | of_run, whole=True)
     if result.pipeline:
         yield from result.pipeline.tables()
     yield Table("steps", "Steps", result.steps, _STEPS, detail=True)

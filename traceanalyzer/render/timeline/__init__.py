@@ -231,10 +231,15 @@ def bar(budget: Budget, width: int, *, unicode: bool | None = None, color: bool 
     ends = np.round(np.cumsum([part.frac for part in budget.parts]) * columns).astype(int)
     lengths = np.diff(ends, prepend=0)
     line = _row(np.repeat(np.arange(len(marks)), lengths).tolist(), marks, names if color else [])
-    entries = [
-        (part.state, mark, f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})")
-        for mark, part in zip(marks, budget.parts, strict=True)
-    ]
+    entries = list[tuple[str, str, str]]()
+    for mark, part in zip(marks, budget.parts, strict=True):
+        text = f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})"
+        if entries and mark == entries[-1][1]:  # two causes with one mark, in one entry if it fits
+            both = f"{entries[-1][2]}, {text.removeprefix('idle: ')}"
+            if len(both) <= columns - len("m "):
+                text = both
+                entries.pop()
+        entries.append((part.state, mark, text))
     return f"{budget.title}\n{_INDENT}{line}\n{_in_lines(entries, width, color=color)}"
 
 
