@@ -270,7 +270,7 @@ class Timeline(Result):
         return f"{text} {self._worst()}".rstrip()
 
     def _worst(self) -> str:
-        """Return the lanes with the most and the least lost or wait time, which differs more."""
+        """Return the lanes with the most and the least lost time, or else wait time."""
         shares = self.shares.drop_nulls("lost_frac")
         if shares.height < _SEVERAL:
             return ""
@@ -281,7 +281,8 @@ class Timeline(Result):
             (worst, most), (best, least) = ranked.row(0), ranked.row(-1)
             text = f"{what} most: {worst} ({format_frac(most)}), "
             extremes.append((most - least, f"{text}least: {best} ({format_frac(least)})."))
-        difference, text = max(extremes, key=lambda one: one[0])
+        lost, waits = extremes  # waits are the effect of what another rank loses
+        difference, text = lost if 2 * lost[0] >= waits[0] else waits
         return text if difference >= _SMALL else ""
 
     def _table(self) -> Table:
