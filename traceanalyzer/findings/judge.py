@@ -241,7 +241,7 @@ def _lost_work(answers: Answers) -> str:
         return ""
     on_gpu = answers.program.gpus or answers.of(Memory) is not None
     if idle.coverage.work_lost and idle.coverage.on_host and on_gpu:
-        return "the file is truncated before its GPU work"
+        return "the GPU work of the program is not in the file"
     inside = pl.col("text").str.contains(soundness.WITHIN, literal=True)
     missing = int(rows.filter(inside, code=vocabulary.MISSING_KERNELS)["count"].sum())
     whole = missing + int(info.contents["device_work"].sum())
