@@ -93,6 +93,10 @@ def free_memory() -> float:
     return max(0.0, min(free))
 
 
+#: Of ``malloc.h``.
+_M_MMAP_THRESHOLD = -3
+
+
 def give_back() -> None:
     """Return freed memory to the system: glibc keeps it, and polars uses another allocator.
 
@@ -102,6 +106,14 @@ def give_back() -> None:
 
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)
+
+
+def return_large() -> None:
+    """Let glibc return each freed array of 4 MiB and more at once, for large inputs."""
+    import ctypes
+
+    if sys.platform == "linux" and (option := getattr(ctypes.CDLL(None), "mallopt", None)):
+        option(_M_MMAP_THRESHOLD, 4 << 20)
 
 
 def _cgroups() -> Iterator[Path]:

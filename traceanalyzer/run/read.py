@@ -26,7 +26,7 @@ from traceanalyzer.errors import (
     TraceAnalyzerError,
     UnreadableFile,
 )
-from traceanalyzer.machine import give_back
+from traceanalyzer.machine import give_back, return_large
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
@@ -371,6 +371,7 @@ def in_files(trace: Trace) -> Trace:
     """Return a trace whose tables are in temporary files if it is large."""
     if trace.events.height < _LEAST_EVENTS:
         return trace
+    return_large()
     tables: dict[str, Any] = {name: spilled(table) for name, table in trace.tables.items()}
     changed = replace(trace, **tables)
     object.__setattr__(changed, "_computed", _Computed())
