@@ -180,3 +180,15 @@ def test_calls_with_a_negative_duration_are_not_used() -> None:
     ]
     (call,) = launches(trace([*events, *calls])).calls.by_name.to_dicts()
     assert (call["launches"], call["max_call_ns"], call["mean_call_ns"]) == (1, 4, 4)
+
+
+def test_a_call_that_loads_the_code_of_two_kernels_counts_once() -> None:
+    events = []
+    for number in range(6):
+        at, took = number * 5_000 * US, 2 * US if number else 900 * US
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at, took, correlation=number + 1))
+        for n, name in enumerate("ab"):
+            start = at + took + (1 + 5 * n) * US
+            events.append(device(name, start, 4 * US, stream=7 + n, correlation=number + 1))
+    (call,) = launches(trace(events)).calls.by_name.to_dicts()
+    assert (call["launches"], call["loading_calls"]) == (6, 1)

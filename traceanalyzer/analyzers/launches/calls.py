@@ -121,7 +121,7 @@ def with_overhead(trace: Trace, calls: pl.DataFrame, runtime: pl.DataFrame) -> p
         kind on any thread (Kineto does not record the thread), and for loading_ns during driver
         calls that load code on the same thread, or :func:`~.launching.first_launches`.
     """
-    known = first_launches(trace)
+    known = first_launches(trace).group_by("launch").agg(pl.col("over_ns").max())
     first = calls["launch"].replace_strict(
         known["launch"], known["over_ns"], default=0, return_dtype=pl.Int64
     )
