@@ -427,10 +427,11 @@ def test_mapped_segment_is_one_run_despite_later_unmap(tmp_path: Path) -> None:
     assert row["cause"] == "fragmentation"
 
 
-def oom(tmp_path: Path, **segment: Any) -> dict[str, Any]:
+def oom(tmp_path: Path, *, pools: int = 0, **segment: Any) -> dict[str, Any]:
     snapshot = Snapshot().note("oom", MIB, 30 * MIB)
     for number in range(3):
-        snapshot.hold(BASE + number * 64 * MIB, 20 * MIB, **segment)
+        pool = {"segment_pool_id": (0, 1 + number % pools)} if pools else {}
+        snapshot.hold(BASE + number * 64 * MIB, 20 * MIB, **segment, **pool)
     (row,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
     return row
 
@@ -440,6 +441,14 @@ def test_other_pools_and_streams_are_not_usable(tmp_path: Path) -> None:
     for segment in ({"segment_pool_id": (0, 1)}, {"stream": 7}, {"segment_type": "small"}):
         row = oom(tmp_path, **segment)
         assert (row["cause"], row["usable_bytes"]) == ("another pool or stream", 0)
+
+
+@pytest.mark.parametrize("pools", [0, 1, 3])
+def test_several_private_pools_should_be_one(tmp_path: Path, pools: int) -> None:
+    row = oom(tmp_path, pools=pools, **({} if pools else {"stream": 7}))
+    assert row["cause"] == "another pool or stream"
+    assert ("share one pool" in row["advice"]) == (pools == 3)
+    assert ("empty_cache" in row["advice"]) == (pools != 3)
 
 
 def test_huge_request_is_reported(tmp_path: Path) -> None:

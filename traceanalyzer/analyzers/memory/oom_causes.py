@@ -319,6 +319,11 @@ _ADVICE = {
     "setting helps)",
 }
 
+#: Advice if most reserved memory is in several private pools.
+ONE_POOL = (
+    "let the CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), or capture fewer sizes: "
+    "the free memory belongs to the private pools of other graphs"
+)
 #: Reserved memory above this multiple of the allocated peak is mostly fragmentation or unused.
 _MUCH_RESERVED = 1.5
 #: What reduces the memory of each category.
