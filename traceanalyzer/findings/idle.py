@@ -58,10 +58,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
     losses = _losses_of(cause, answers)
     if cause == causes.HOST_CODE:
-        one, of_one = straggling.code_of_one_rank(result, losses)
+        one, of_one, result = straggling.code_of_one_rank(result, losses)
         yield from _measured(cause, one, of_one, answers)
         losses = losses.join(of_one, on=[*DEVICE, "start"], how="anti", nulls_equal=True)
-        result = result.without(one.gaps) if of_one.height else result
     yield from _measured(cause, result, losses, answers)
 
 
@@ -317,9 +316,9 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause == causes.PEER and _are_matched(answers):
         return activities.advice_on_collectives(result.activity(cause))
     if cause == causes.DEVICE_WAIT and answers.time.in_turn:
-        return activities.ALL_GPUS if result.program.pytorch else activities.LAUNCH_ON_ALL
+        return causes.ALL_GPUS if result.program.pytorch else causes.LAUNCH_ON_ALL
     if cause == causes.DEVICE_WAIT and answers.time.busiest:
-        return activities.EVENLY
+        return causes.EVENLY
     if cause == causes.DATALOADING and result.has_loader:
         return _pinning(result, answers) or f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if not isinstance(launches, Launches):

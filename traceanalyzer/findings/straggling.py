@@ -242,20 +242,27 @@ def slow_host(answers: Answers, ranks: Sequence[int]) -> str:
     return f"launch calls take {times}" if times else ""
 
 
-def code_of_one_rank(result: GpuIdle, losses: pl.DataFrame) -> tuple[GpuIdle, pl.DataFrame]:
+def code_of_one_rank(
+    result: GpuIdle, losses: pl.DataFrame
+) -> tuple[GpuIdle, pl.DataFrame, GpuIdle]:
     """Return the gaps and losses by host code that only one rank runs, if others wait for it.
+
+    And the result without these gaps.
 
     It writes logs or metrics for all; other host code is that of all ranks.
     """
     waited = losses.filter("waited")
     rank, gaps = only_rank(waited), result.of_cause(causes.HOST_CODE)
     if rank is None or main_ranks(losses, losses["rank"].n_unique()):
-        return result, losses.clear()
+        return result, losses.clear(), result
     code = pl.coalesce("own_code", "python", "host_event").fill_null("")
     common = gaps.filter(pl.col("rank") != rank).select(code).to_series().implode()
     only = gaps.filter(pl.col("rank") == rank, ~code.is_in(common))
     is_part = pl.when("waited").then(pl.col("root_rank") == rank).otherwise(within(losses, only))
-    return replace(result, gaps=only), losses.filter(is_part) if only.height else losses.clear()
+    keys = ["rank", "device", "start"]
+    others = result.gaps.join(only, on=keys, how="anti", nulls_equal=True, maintain_order="left")
+    found = losses.filter(is_part) if only.height else losses.clear()
+    return replace(result, gaps=only), found, replace(result, gaps=others)
 
 
 def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:

@@ -196,19 +196,6 @@ def _shown(name: str) -> str:
     return frame_text(name)
 
 
-#: Advice on idle time while another GPU of the process runs, and while one has more work.
-EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
-LAUNCH_ON_ALL = (
-    "Launch work on all GPUs before you wait for one of them: asynchronous copies from and to "
-    "pinned host memory (cudaMemcpyAsync) on a stream of each GPU, or a host thread for each GPU."
-)
-ALL_GPUS = (
-    'Layers that are divided between GPUs (device_map="auto") run on one GPU at a time. Use tensor '
-    "parallelism, a pipeline with several micro-batches, or, if the model fits, a copy of it on "
-    "each GPU."
-)
-
-
 def of_gaps(
     gaps: pl.DataFrame, pauses: pl.DataFrame | None = None, by: str = COLLECTOR
 ) -> Activity:

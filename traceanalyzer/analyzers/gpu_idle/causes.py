@@ -360,6 +360,18 @@ _WITHOUT_GAIN = {
     UNKNOWN: "No host activity was recorded: {code}, to see what runs in these gaps.",
 }
 
+#: Advice on idle time while another GPU of the process runs, and while one has more work.
+EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
+LAUNCH_ON_ALL = (
+    "Launch work on all GPUs before you wait for one of them: asynchronous copies from and to "
+    "pinned host memory (cudaMemcpyAsync) on a stream of each GPU, or a host thread for each GPU."
+)
+ALL_GPUS = (
+    'Layers that are divided between GPUs (device_map="auto") run on one GPU at a time. Use tensor '
+    "parallelism, a pipeline with several micro-batches, or, if the model fits, a copy of it on "
+    "each GPU."
+)
+
 
 def advice(cause: str, program: Api, *, code: str) -> str:
     """Return the advice for a cause of idle time if nothing else is known.

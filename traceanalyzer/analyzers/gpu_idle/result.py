@@ -303,12 +303,6 @@ class GpuIdle(Result):
         rows = self.gaps.filter(rank=rank) if rank is not None else self.gaps.clear()
         return replace(self, gaps=rows) if rows.height else self
 
-    def without(self, gaps: pl.DataFrame) -> GpuIdle:
-        """Return the result without some of the longest gaps."""
-        keys = ["path", "rank", "device", "start"]
-        rows = self.gaps.join(gaps, on=keys, how="anti", nulls_equal=True, maintain_order="left")
-        return replace(self, gaps=rows)
-
     @property
     def allocates_on_host(self) -> bool:
         """Whether most of memory management is of host memory."""
