@@ -183,7 +183,7 @@ def test_work_without_a_length_cannot_be_compared() -> None:
     assert ta.diff(trace, trace).outcome == "cannot be compared"
 
 
-def test_lines_whose_samples_count_nothing() -> None:
+def test_lines_with_samples_that_count_nothing() -> None:
     stacks = table(
         "stacks",
         {"id": 0, "name": "main", "file": "/a.py", "line": 1},

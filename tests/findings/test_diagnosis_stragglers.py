@@ -704,7 +704,7 @@ def logging(rank: int, *, named: bool) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_host_code_that_only_one_rank_runs_is_a_finding_of_its_own(*, named: bool) -> None:
+def test_host_code_that_only_one_rank_runs_is_a_separate_finding(*, named: bool) -> None:
     """Its cost is 2 ms on one of four GPUs, and the wait time of the others for it."""
     ranks = [trace([*logging(rank, named=named)], rank, world_size=4) for rank in range(4)]
     found = [one for one in ta.diagnose(ranks).findings if one.id == "host-code"]

@@ -18,7 +18,7 @@ from itertools import compress
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
-from traceanalyzer.analyzers.common.names import matching
+from traceanalyzer.analyzers.common.names import frame_text, matching
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN
 
 #: Longer names are truncated before matching: compilers do not emit them, and matching takes time.
@@ -79,6 +79,13 @@ _WHOLE = re.compile(r"(?i:memcpy|memset|copy)\w* .*|Cijk_\w*?_MT\d+x\d+x\d+")
 def function(name: str) -> str:
     """Return the function with namespaces, without template arguments and parameters."""
     return _parts(name)[0]
+
+
+def code_text(name: str) -> str:
+    """Return the name of a function for a sentence; in C++ without types and parameters."""
+    if "::" in name and name.endswith((")", ") const")):
+        return function(name).rpartition(" ")[2]
+    return frame_text(name)
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.gpu_api import Api
-from traceanalyzer.analyzers.common.kernel_names import function
+from traceanalyzer.analyzers.common.kernel_names import code_text
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
@@ -167,7 +167,7 @@ class Activity:
 
         If your own code calls it through a library: ``recv_into inside run.log, step (train.py:5)``
         """
-        place = _shown(self.place or self.frame) + " (CPU operator)" * self.is_operator
+        place = code_text(self.place or self.frame) + " (CPU operator)" * self.is_operator
         if self.falls_back and self.phase:
             place = f"{self.phase} in pandas ({self.place})"
         if self.called not in ("", self.place):
@@ -187,13 +187,6 @@ class Activity:
         """The nearest own frame, or else the range, as a phrase: `` in step (train.py:5)``."""
         name = self.line or self.range
         return f" in {name}" if name not in ("", self.place) else ""
-
-
-def _shown(name: str) -> str:
-    """Return the name of a function for a sentence; in C++ without types and parameters."""
-    if "::" in name and name.endswith((")", ") const")):
-        return function(name).rpartition(" ")[2]
-    return frame_text(name)
 
 
 def of_gaps(
@@ -409,7 +402,7 @@ def heading(one: Activity, *, on_host: bool) -> str:
     if not one.text:
         return ""
     code = f"{'Python' if one.runs_python else 'code'} {OUTSIDE}" if on_host else "host code"
-    return f"{code}, mostly {one.line or _shown(one.place)}"
+    return f"{code}, mostly {one.line or code_text(one.place)}"
 
 
 def clause(waiting: str, where: str = "", *, several: bool = False) -> str:

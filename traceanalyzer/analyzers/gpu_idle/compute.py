@@ -17,9 +17,9 @@ from traceanalyzer.analyzers.common.gpu_api import Api, joined_api
 from traceanalyzer.analyzers.common.step_marks import by_kernels
 from traceanalyzer.analyzers.gpu_idle import By, Options, causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
-from traceanalyzer.analyzers.gpu_idle.gaps import drained, queued, with_launches
+from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, HostTime, take
-from traceanalyzer.analyzers.gpu_idle.result import Coverage, GpuIdle
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace

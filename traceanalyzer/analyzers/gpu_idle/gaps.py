@@ -1,6 +1,9 @@
 """Idle gaps of a device and the work that ends them; all lost time as intervals by cause."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -257,3 +260,49 @@ def _cells(marks: pl.DataFrame, unit: Ints, start: Ints, end: Ints) -> tuple[Int
     spans = Spans(known[order], at[order], at[order])
     begun = intervals.count_begun(spans, unit, start)
     return begun, intervals.count_begun(spans, unit, np.maximum(end - 1, start))
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was recorded of a rank, or of all ranks.
+
+    Attributes:
+        on_host: no device work was recorded; the units are the main threads of the ranks, busy in
+            operators.
+        work_lost: a file is truncated, or work was launched but none recorded.
+        host_known: host slices were recorded.
+        launches_known: launch calls were joined to device work, if there is any.
+        stacks_known: Python functions or sampled stacks of the main threads were recorded.
+        steps_by_kernels: steps are not marked but detected by repeating kernels.
+        unread_samples: a file has unread sampled stacks, and a gap lacks a cause.
+        unread_targets: a gap is a device-side wait, and the targets of stream waits were not read.
+        graph_gaps: gaps in graph replays are probably made by the recording.
+        hints: how to record missing data with the profiler that wrote the (first) file.
+    """
+
+    on_host: bool
+    work_lost: bool
+    host_known: bool
+    launches_known: bool
+    stacks_known: bool
+    steps_by_kernels: bool
+    unread_samples: bool
+    unread_targets: bool
+    graph_gaps: bool
+    hints: Mapping[str, str]
+
+    @classmethod
+    def joined(cls, several: Sequence[Coverage]) -> Coverage:
+        """Return the coverage of all ranks."""
+        return cls(
+            on_host=all(one.on_host for one in several),
+            work_lost=any(one.work_lost for one in several),
+            host_known=all(one.host_known for one in several),
+            launches_known=all(one.launches_known for one in several),
+            stacks_known=any(one.stacks_known for one in several),
+            steps_by_kernels=any(one.steps_by_kernels for one in several),
+            unread_samples=any(one.unread_samples for one in several),
+            unread_targets=any(one.unread_targets for one in several),
+            graph_gaps=any(one.graph_gaps for one in several),
+            hints=several[0].hints,
+        )
