@@ -250,7 +250,7 @@ def test_files_with_different_units_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.speedscope.json").write_text(text.replace('"none"', '"seconds"'))
     result = ta.py_spy_report(tmp_path)
     assert (result.unit, result.total_samples) == ("samples", 4)
-    assert "b.speedscope.json: counts ns" in result.notes[-1]
+    assert "b.speedscope.json: its stacks are weighted in ns" in result.notes[-1]
     assert ta.flamegraph(tmp_path).total == 4
 
 

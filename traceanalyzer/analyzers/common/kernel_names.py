@@ -83,7 +83,7 @@ def function(name: str) -> str:
 
 def code_text(name: str) -> str:
     """Return the name of a function for a sentence; in C++ without types and parameters."""
-    if "::" in name and name.endswith((")", ") const")):
+    if "::" in name and " (" not in name and name.endswith((")", ") const")):
         return function(name).rpartition(" ")[2]
     return frame_text(name)
 
