@@ -370,7 +370,7 @@ def test_unreadable_files_are_noted(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
-    """Missing data may have been at its end: no advice to record it, low confidence."""
+    """Missing data may have been at its end: no advice to record it, idle time is not judged."""
     text = gzip.decompress((RANKS / "rank0.json.gz").read_bytes())
     whole = json.loads(text)
     on_gpu = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -380,10 +380,7 @@ def test_truncated_file_lowers_confidence(tmp_path: Path) -> None:
     result = ta.diagnose(cut)
     why = dict(result.rules.select("rule", "why").rows())["exposed-copies"]
     check_wording(why)
-    idle = [one for one in result.diagnosis if one.analysis == "gpu_idle"]
-    assert idle
-    assert {one.confidence for one in idle} == {"low"}
-    check_wording(*(one.evidence[0] for one in idle))
+    assert not [one for one in result.diagnosis if one.analysis == "gpu_idle"]
     # missing work of a partial recording looks idle
     cut.write_bytes(text[: len(text) * 9 // 10])
     result = ta.diagnose(cut)
