@@ -256,8 +256,8 @@ def test_kernels_that_are_not_recorded(tmp_path: Path, lost: range, remedy: str)
     assert problems(path) == {words.MISSING_KERNELS: len(lost)}
     assert remedy in ta.info(path).problems["advice"][0]
     found = [one for one in ta.diagnose(path).diagnosis if one.analysis == "gpu_idle"]
-    assert found
-    assert {one.confidence for one in found} == {"low"}
+    assert bool(found) == (remedy != "CUPTI drops"), "a hole looks idle: it is not judged"
+    assert {one.confidence for one in found} <= {"low"}
 
 
 def test_some_kernels_may_still_run_when_the_recording_ends(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _measured(
     moves = cause == causes.HOST_CODE and code.moves_to_gpu  # the GPU takes time for it, too
     unsure = result.coverage.work_lost or alone
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
-    unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance
+    unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance and not ranks
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
     yield Measured(
         title=_title(result, losses, answers, ranks, steps, waiting, once=once),
