@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
 from traceanalyzer.findings import work
 from traceanalyzer.findings.device_time import REPEATED
+from traceanalyzer.findings.program import Program
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
@@ -86,7 +87,9 @@ def of_jax(*took: int, compiles: Callable[[int], bool]) -> Trace:
 def test_jax_that_compiles_before_its_steps() -> None:
     """Compilation in warm-up explains no other step; nested slices of one name count once."""
     compiling = of_jax(500, 10, 10, 10, 40, 10, compiles=lambda number: number == 0)
-    (one,) = BY_ID["uneven-steps"].judge(Answers(dict(examine([compiling]).results)))
+    answers = Answers(dict(examine([compiling]).results))
+    assert answers.program.xla
+    (one,) = BY_ID["uneven-steps"].judge(answers)
     assert "compilation" not in one.title
     assert "PjitFunction(add) (24 ms)" in one.title
 
@@ -428,6 +431,7 @@ def test_little_idle_time_is_no_cause_of_slow_steps(loading: float, is_cause: bo
     rows = [(cause, round(ms * MS)) for cause, ms in grown.items()]
     answers: Any = SimpleNamespace(
         of=lambda _: ta.gpu_idle(steps({})),
+        program=Program(),
         time=SimpleNamespace(
             in_steps=True, growth=pl.DataFrame(rows, schema=["cause", "grown_ns"], orient="row")
         ),

@@ -21,7 +21,7 @@ _BEFORE_AMPERE = re.compile(
     r"\b(?:[KMPV]\d{1,3}[a-z]?|T4|TITAN|GTX|RTX (?:20|[3-8]000\b(?! Ada))|Quadro)", re.IGNORECASE
 )
 #: Ranges and functions of JAX.
-_OF_JAX = r"^PjitFunction\(|\b(?:pjit|pxla)\.py\("
+_OF_JAX = r"^PjitFunction\(|\b(?:pjit|pxla)\.py\(|PjRt"
 #: Largest categories of memory that are named.
 _CATEGORIES = 4
 #: Most models of GPUs that are named.
@@ -130,7 +130,8 @@ def program(results: Mapping[str, Result]) -> Program:
         of = idle.program
         known = Program(of.pytorch, trains=of.trains, hip=of.hip, framework=of.framework)
     elif isinstance(steps, Steps) and steps.code is not None:
-        jax = bool(steps.code["name"].str.contains(_OF_JAX).any())
+        slices = (one for one in (steps.code, steps.only_slow, steps.between) if one is not None)
+        jax = any(one["name"].cast(pl.String).str.contains(_OF_JAX).any() for one in slices)
         known = Program(pytorch=not jax, framework=XLA * jax)
     if not isinstance(info, Info):
         return known

@@ -277,9 +277,11 @@ def _compilation(result: Steps) -> tuple[str, str] | None:
 
 
 _MORE_CODE = (
-    "Why {name} takes longer in the slow steps was not recorded: ranges (record_function, NVTX) or "
-    "Python stacks (with_stack=True) show what runs then."
+    "Why {name} takes longer in the slow steps was not recorded: ranges ({ranges}) or Python "
+    "stacks ({stacks}) show what runs then."
 )
+_OF_PYTORCH = {"ranges": "record_function, NVTX", "stacks": "with_stack=True"}
+_OF_XLA = {"ranges": "jax.profiler.TraceAnnotation", "stacks": "python_tracer_level=1"}
 
 
 def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
@@ -296,7 +298,8 @@ def _grown_cause(answers: Answers, name: str | None) -> tuple[str, str]:
         known = known.filter(pl.col("grown_ns") >= _BY_ITSELF * (largest or 0))
         for cause in known.filter(pl.col("cause").is_in(causes.CAUSES))["cause"].head(1):
             return idle.state(cause), idle.advice(cause)
-    return "", _MORE_CODE.format(name=name or "the host")
+    how = _OF_XLA if answers.program.xla else _OF_PYTORCH
+    return "", _MORE_CODE.format(name=name or "the host", **how)
 
 
 def _longer(rows: pl.DataFrame, over: int) -> str:
