@@ -175,7 +175,7 @@ def test_progress_bars_are_one_finding(tmp_path: Path) -> None:
     )
     bars, line = measurements("hot-line", ta.py_spy_report(raw))
     assert (bars.size, line.size) == (0.35, 0.65)
-    assert bars.evidence == ("Called by main (train.py:1), main (train.py:2).",)
+    assert bars.evidence == ("Called by main (train.py:1).", "Called by main (train.py:2).")
 
 
 def test_a_checkpoint_counts_with_its_waits_and_background_threads_do_not_count(

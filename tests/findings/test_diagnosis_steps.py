@@ -26,6 +26,7 @@ from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 Event = dict[str, Any]
+MIB = 1 << 20
 NODE = "autograd::engine::evaluate_function: MmBackward0"
 
 
@@ -159,10 +160,16 @@ def test_calls_that_do_not_grow(counts: Sequence[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "found"), [([8] * 6, True), ([8] * 4, False), ([80, 8, 0, 8, 8, 8], False)]
+    ("kept", "found"),
+    [
+        ([8 * MIB] * 6, True),
+        ([8 * MIB] * 4, False),
+        ([80 * MIB, 8 * MIB, 0, 8 * MIB, 8 * MIB, 8 * MIB], False),
+        ([4] * 6, False),
+    ],
 )
 def test_host_memory_that_each_step_keeps(kept: Sequence[int], found: bool) -> None:
-    """A sum of losses keeps the graph of each step; state that is made once does not count."""
+    """A sum of losses keeps the graph of each step. A state made once, or numbers, do not count."""
     events = list[Event]()
     for number, size in enumerate(kept):
         events += [
@@ -174,7 +181,7 @@ def test_host_memory_that_each_step_keeps(kept: Sequence[int], found: bool) -> N
             block = {"bytes": change, "address": address, "dur": None}
             events += [host("cpu_instant_event", "[memory]", ts, 0) | block] if change else []
     measured = judged("growing-calls", trace(events))
-    assert [one.cost_bytes for one in measured] == ([8 * 5] if found else [])
+    assert [one.cost_bytes for one in measured] == ([8 * MIB * 5] if found else [])
 
 
 @pytest.mark.parametrize(("types", "found"), [("fdf", 1), ("fff", 0), ("ddd", 0)])

@@ -7,7 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.gpu_api import Api
-from traceanalyzer.analyzers.common.names import called_in, frame_text
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -22,10 +22,9 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
-from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
-from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
+from traceanalyzer.findings.rule import Answers
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATES
 
@@ -241,77 +240,3 @@ def calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
         )
         if each:
             yield f"Calls: {each}."
-
-
-@rule(
-    "steps",
-    "matrix products of the CPU in double precision in a program that has others, too",
-    "half of their time, which single precision saves, as a share of the time of all steps",
-    {"info": 0.03, "warning": 0.1, "critical": 0.3},
-)
-def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
-    rows = pl.DataFrame() if result.doubles is None else result.doubles
-    for row in rows.iter_rows(named=True):
-        place = f" in {frame_text(row['code'])}" if row["code"] else ""
-        share = row["ns"] / row["steps_ns"]
-        others = format_count(row["others"], "matrix product")
-        yield Measured(
-            size=share / 2,
-            title=f"{row['name']}{place} computes in double precision (float64): "
-            f"{format_count(row['n'], 'matrix product')}, {format_frac(share)} of step time.",
-            evidence=(f"{others} in lower precision take {format_ns(row['others_ns'])}.",),
-            advice="Find the tensor that is float64 (data from NumPy is by default) and convert it "
-            "before the model (.float()): single precision takes about half as long.",
-            cost_ns=round(row["ns"] / 2 / row["steps"]),
-            of="step time",
-            per="step",
-            rank=row["rank"],
-            confidence="medium",
-        )
-
-
-@rule(
-    "steps",
-    "operators or kernels of which each step runs more, and host memory that each step keeps",
-    "self time of the calls beyond as many as in the first step, as a share of the time of all "
-    "steps, or of the last one if this is more; growth of memory as a share of it",
-    {"info": 0.02, "warning": 0.1},
-)
-def _growing_calls(result: Steps, _: Answers) -> Iterator[Measured]:
-    rows = pl.DataFrame() if result.growing is None else result.growing
-    for row in rows.iter_rows(named=True):
-        mean, last = row["more_ns"] / row["steps_ns"], row["last_ns"] / row["last_step_ns"]
-        name, share = row["outer"] or row["name"], format_frac(min(last, 1))
-        yield Measured(
-            size=max(mean, last),
-            title=f"Each step runs more calls of {name}{called_in(row)}, from "
-            f"{row['first']:,} to {row['last']:,}: {format_ns(row['last_ns'])} more in the last "
-            f"step ({share}) than in the first.",
-            advice="Find the list, history or cache that grows (losses, metrics, hooks, a retained "
-            "graph), and clear it or keep a running value.",
-            cost_ns=round(row["more_ns"] / row["steps"]),
-            cost_frac=mean,
-            of="step time",
-            per="step",
-            rank=row["rank"],
-            confidence="high",
-        )
-    rows = pl.DataFrame() if result.host_memory is None else result.host_memory
-    for row in rows.iter_rows(named=True):
-        more = row["last_bytes"] - row["first_bytes"]
-        each = format_bytes(more / (row["steps"] - 1))
-        within = f" in {row['outer']}" if row["outer"] else ""
-        yield Measured(
-            size=more / row["last_bytes"],
-            title=f"Each step keeps {each} of host memory that it allocates{within}"
-            f"{called_in(row)}: {format_bytes(more)} in {row['steps'] - 1} steps.",
-            advice="Find what keeps tensors or the graph of each step alive: a sum of losses (use "
-            "loss.item() or .detach()), a list of outputs, retain_graph=True, hooks.",
-            cost_bytes=more,
-            of="the memory at the end",
-            rank=row["rank"],
-            confidence="high",
-        )
-
-
-RULES: tuple[Rule, ...] = (_double_products, _growing_calls)

@@ -30,7 +30,7 @@ from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPath
 from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, MOSTLY, SLOW
-from traceanalyzer.findings import heavy_kernels, launching, memory, serving, straggling
+from traceanalyzer.findings import heavy_kernels, memory, straggling
 from traceanalyzer.findings.busy import growing_copies, in_steps, is_found
 from traceanalyzer.findings.device_time import WORK
 from traceanalyzer.findings.rule import (
@@ -42,6 +42,7 @@ from traceanalyzer.findings.rule import (
     rule,
     without_others,
 )
+from traceanalyzer.findings.steps import RULES as OF_STEPS
 from traceanalyzer.units import (
     format_count,
     format_first,
@@ -270,10 +271,10 @@ def _compilation(result: Steps) -> tuple[str, str] | None:
     rows = largest_first(rows, "total_ns", "name").head(1)  # they call each other
     if (total := int(rows["total_ns"].sum())) < _LONG_COMPILATION * whole:
         return None
-    n, share = int(rows["n"].sum()), total / max(whole, 1)
+    n = int(rows["n"].sum())
     cause = f"{format_count(n, 'compilation')} in all steps take {format_ns(total)}"
     advice = advice_on_slice(rows["name"][0], pytorch=False)
-    return f"{cause} ({format_frac(share)} of step time)", advice
+    return f"{cause} ({format_frac(total / max(whole, 1))} of step time)", advice
 
 
 _MORE_CODE = (
@@ -476,12 +477,11 @@ _OF_BARS = r"^(?:.*[/\\])?tqdm[/\\]"
 def _progress_bars(rows: pl.DataFrame, running: float, of: str) -> Iterator[Measured]:
     """Yield the samples in progress bars, summed over the lines that update them."""
     if share := float(rows["samples"].sum()) / running if running else 0.0:
-        lines = largest_first(_lines(rows), "samples", *LIBRARY).head(_NAMED)
-        places = [f"{name} ({path}:{line})" for name, path, line in lines[LIBRARY].iter_rows()]
+        lines = _lines(rows).head(_NAMED)[LIBRARY].iter_rows()
         yield Measured(
             size=share,
             title=f"{format_frac(share)} of {of} update a progress bar (tqdm).",
-            evidence=tuple([f"Called by {', '.join(places)}."] * bool(places)),
+            evidence=tuple(f"Called by {name} ({path}:{line})." for name, path, line in lines),
             advice="Write it less often: tqdm(mininterval=10), set_postfix(refresh=False) every N "
             "steps; disable=True where the output is a file.",
             of=of,
@@ -773,6 +773,6 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _uneven_steps, *launching.RULES, *serving.RULES, _hot_line,
+    _uneven_steps, *OF_STEPS, _hot_line,
     *memory.RULES, _dropped_events, _failed_program, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

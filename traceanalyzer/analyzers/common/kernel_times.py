@@ -284,8 +284,8 @@ def _at_lower_clock(rows: pl.DataFrame) -> float:
     over = pl.col("mean") / pl.col("usual_mean") - 1
     alike = (over > (factor - 1) / 2) & (over < 2 * (factor - 1)) & is_known
     slow_ns = float(computing.filter(alike)["total_ns"].sum())
-    is_clock = slow_ns >= _ALL * float(computing["total_ns"].sum())
-    return factor if is_clock and fixed - 1 < _LITTLE * (factor - 1) else 1.0
+    whole_ns = float(computing["total_ns"].sum())
+    return factor if slow_ns >= _ALL * whole_ns and fixed - 1 < _LITTLE * (factor - 1) else 1.0
 
 
 def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:

@@ -238,9 +238,9 @@ class GpuIdle(Result):
     @cached_property
     def slow_operator(self) -> tuple[str, str]:
         """The operator that makes launches late, and advice; empty texts if there is none."""
-        none = ("", "")  # all of them take long
-        gaps = self.of_cause(causes.LAUNCH)
-        return none if self.program.slow_host or self._stops[1] else activities.slow_operator(gaps)
+        if self.program.slow_host or self._stops[1]:
+            return "", ""  # all of them take long
+        return activities.slow_operator(self.of_cause(causes.LAUNCH))
 
     @cached_property
     def pauses(self) -> pl.DataFrame:

@@ -155,12 +155,13 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         MissingData: no steps are marked.
     """
     part = measure(trace, options)
+    calls = slow_steps.calls_of_steps(trace, part.steps)
     return replace(
         part,
-        only_slow=slow_steps.only_slow(trace, part.steps),
+        only_slow=slow_steps.only_slow(trace, part.steps, calls),
         between=slow_steps.between(trace, part.steps),
         code=slow_steps.code(trace, part.steps),
-        growing=slow_steps.growing(trace, part.steps),
+        growing=slow_steps.growing(trace, part.steps, calls),
         doubles=slow_steps.doubles(trace, part.steps),
         host_memory=slow_steps.host_memory(trace, part.steps),
     )

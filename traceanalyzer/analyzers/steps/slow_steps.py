@@ -54,12 +54,13 @@ _SCHEMA = {
 }
 
 
-def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+def only_slow(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return host slices of slow steps, rare in others, with at least 30 % of the excess time.
 
     Args:
         trace: the trace of one rank.
         steps: step, start, end, ``host_start`` and ``host_end``, in which their slices begin.
+        calls: rows of :func:`calls_of_steps`.
 
     Returns:
         step, kind, name, n, ``total_ns`` (of slices that begin in the step), ``usual_ns`` (the mean
@@ -75,7 +76,6 @@ def only_slow(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
     least: float = slow["over"].min()  # type: ignore[assignment]
-    calls = _calls_of_steps(trace, steps)
     of_all = [_forward_only(trace, calls, slow)]
     if device_work(trace).is_empty():
         of_all.append(_all_operators(calls, slow))
@@ -318,8 +318,13 @@ _GROWING = {
 }
 
 
-def growing(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+def growing(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Return the operators, else kernels, of which no step runs less than the one before.
+
+    Args:
+        trace: the trace of one rank.
+        steps: step, start, end of its steps.
+        calls: rows of :func:`calls_of_steps`.
 
     Returns:
         One row at most: name (with the longest time), its calls in the first and last step,
@@ -327,7 +332,7 @@ def growing(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         step, over all steps and in the last one, at the time of a call in the fastest step), and
         outer, code and called of :func:`~.host_code.common_places` around all of them, steps.
     """
-    calls, each = _calls_of_steps(trace, steps), steps["start"].n_unique()
+    each = steps["start"].n_unique()
     sums = calls.group_by(_CALLS).agg(n=pl.len().cast(pl.Int64), ns=pl.col("ns").sum())
     numbers = pl.int_range(each, dtype=pl.UInt32, eager=True).alias("number").to_frame()
     every = sums.select("name").unique().join(numbers, how="cross")
@@ -356,8 +361,9 @@ _HOST_MEMORY = {
     **dict.fromkeys(("outer", "code", "called"), pl.String),
     **dict.fromkeys(("steps", "first_bytes", "last_bytes"), pl.Int64),
 }
-#: Memory grows steadily if no step adds less than this share of what another one adds.
-_EVENLY = 0.5
+#: Memory grows steadily if no step adds less than this share of what another one adds, and at least
+#: so many bytes: less is that of losses and metrics that a program may keep.
+_EVENLY, _LEAST_BYTES = 0.5, 1 << 20
 
 
 def host_memory(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -379,7 +385,7 @@ def host_memory(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     before = events["ts"].search_sorted(ends)
     live = [int(events["bytes"].head(n).sum()) for n in before]
     more = np.diff(live)
-    if more.size + 1 < _LEAST_STEPS or more.min() <= 0 or more.min() < _EVENLY * more.max():
+    if more.size + 1 < _LEAST_STEPS or more.min() < max(_EVENLY * more.max(), _LEAST_BYTES):
         return none
     last = events.group_by("address").last().filter(pl.col("bytes") > 0)
     kept = last.filter(pl.col("ts").is_between(steps["host_start"].min(), ends[-1]))
@@ -434,7 +440,7 @@ def doubles(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     return row.select(pl.col(one).cast(of) for one, of in _DOUBLES.items())
 
 
-def _calls_of_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+def calls_of_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return pid, tid, name, ts, ns (self time), number, step of operators, else of kernels."""
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     rows, windows = places_of(trace).tree, device_steps.on_host(each)

@@ -120,17 +120,12 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         )
     if classify:
         trace = classify(trace, selection)
-    if _has_graphs(trace):
+    args = trace.events.get_column("args", default=None)
+    if args is not None and args.str.contains('"graph node id"', literal=True).any():
         from traceanalyzer.parsers.chrome_trace import annotations
 
         trace = annotations.annotated(trace)
     return sort_events(trace) if trace.stacks.height else trace
-
-
-def _has_graphs(trace: Trace) -> bool:
-    """Whether the arguments of events name nodes of graphs."""
-    is_node = pl.col("args").str.contains('"graph node id"', literal=True)
-    return "args" in trace.events.columns and bool(trace.events.select(is_node.any()).item())
 
 
 def _is_concurrent(trace: Trace) -> bool:
