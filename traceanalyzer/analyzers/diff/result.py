@@ -297,13 +297,13 @@ def _explained(result: Diff, measure: Measure) -> str:
     if not whole or (whole > 0) != (measure.change > 0):
         return ""
     least = _WORTH_FRAC * abs(whole)
-    known = pl.col("state") != runs.UNSURE
-    rows = result.parts.filter(known, pl.col("change_ns").abs() >= least)
+    rows = result.parts.filter(pl.col("state") != runs.UNSURE, pl.col("change_ns").abs() >= least)
     along = rows.filter((pl.col("change_ns") > 0) == (whole > 0)).head(_NAMED)
     against = rows.filter((pl.col("change_ns") > 0) != (whole > 0)).head(_NAMED)
     more, less = ("more", "less") if whole > 0 else ("less", "more")
     named = [f"{part} {format_ns(abs(n))}" for part, n in along.select("part", "change_ns").rows()]
-    step = "A typical step" if measure.name == "step" else "The run"
+    mean = " (mean of the middle half)" * (10 * abs(whole - measure.change) > abs(measure.change))
+    step = f"A typical step{mean}" if measure.name == "step" else "The run"
     text = f"{step} takes {format_ns(abs(whole))} {more}{': ' * bool(named)}{listed(named)}."
     if against.height:
         others = [
