@@ -55,10 +55,6 @@ SELDOM = (
 )  # fmt: skip
 ALL = [*OFTEN, *(pytest.param(name, marks=pytest.mark.matrix) for name in SELDOM)]
 
-#: Between the decode steps of an engine, 0.6 % of the time: steps, overlap and launches leave it
-#: out, gpu-idle and diagnose count it.
-BETWEEN_DECODE = f"{CAUSES}chrome/gaps_in_a_graph.json.gz"
-
 #: Parts of a time that are not named may be this share of it.
 UNNAMED = 0.005
 
@@ -97,8 +93,6 @@ def counted(frame: pl.DataFrame) -> pl.DataFrame:
 @pytest.mark.parametrize("name", ALL)
 def test_steps_that_count_and_their_times(name: str) -> None:
     found = results(name)
-    if name == BETWEEN_DECODE:
-        pytest.xfail("time between decode steps")
     idle, steps = found.get("gpu_idle"), found.get("steps")
     if not isinstance(idle, GpuIdle) or not idle.counted_steps.height:
         pytest.skip("no steps")
@@ -122,8 +116,6 @@ def test_steps_that_count_and_their_times(name: str) -> None:
 def test_parts_of_the_time(name: str) -> None:
     """The bar of diagnose, gpu-idle, overlap and launches: busy, idle, exposed communication."""
     found = results(name)
-    if name == BETWEEN_DECODE:
-        pytest.xfail("time between decode steps")
     diagnosis, idle = found["diagnose"], found.get("gpu_idle")
     if not isinstance(idle, GpuIdle) or not isinstance(diagnosis, Diagnosis):
         pytest.skip("no device work and no operators")
@@ -158,8 +150,6 @@ def test_parts_of_the_time(name: str) -> None:
 def test_launch_overhead_and_idle_causes(name: str) -> None:
     """A finding costs what gpu-idle counts, besides waits for it on other ranks."""
     found = results(name)
-    if name == BETWEEN_DECODE:
-        pytest.xfail("time between decode steps")
     diagnosis, idle = found["diagnose"], found.get("gpu_idle")
     if not isinstance(idle, GpuIdle) or not isinstance(diagnosis, Diagnosis):
         pytest.skip("no device work and no operators")
@@ -174,7 +164,10 @@ def test_launch_overhead_and_idle_causes(name: str) -> None:
         assert one.per == basis.per
         assert one.cost_ns >= basis.each_ns(total) * (1 - UNNAMED) - 1
         if len(idle.by_device.units) == 1:
-            assert one.cost_ns == pytest.approx(basis.each_ns(total), rel=UNNAMED, abs=1)
+            # host code after waits belongs to them
+            after = idle.counted_by_cause[causes.HOST_CODE] * (cause == causes.SYNCHRONISATION)
+            most = basis.each_ns(total + after)
+            assert one.cost_ns <= most * (1 + UNNAMED) + 1
     launches = found.get("launches")
     if isinstance(launches, Launches):
         waiting = launches.costs["waiting_ns"].sum() / basis.whole_ns
@@ -188,8 +181,6 @@ def test_launch_overhead_and_idle_causes(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_the_longest_gap_has_the_cause_of_its_finding(name: str) -> None:
     found = results(name)
-    if name == BETWEEN_DECODE:
-        pytest.xfail("time between decode steps")
     diagnosis, idle = found["diagnose"], found.get("gpu_idle")
     if not isinstance(idle, GpuIdle) or not isinstance(diagnosis, Diagnosis):
         pytest.skip("no device work and no operators")

@@ -15,9 +15,9 @@ import traceanalyzer as ta
 from benchmarks.accuracy.serving import queueing_job, serve
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
-from traceanalyzer.analyzers.common.step_marks import step_marks
+from traceanalyzer.analyzers.common.step_marks import described, step_marks
 from traceanalyzer.analyzers.steps.compute import steps
-from traceanalyzer.analyzers.steps.engine import BETWEEN, IN_STEP, described
+from traceanalyzer.analyzers.steps.engine import BETWEEN, IN_STEP
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ENGINE_STEP
 

@@ -8,11 +8,12 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import called_in, frame_text
+from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.steps import engine
-from traceanalyzer.analyzers.steps.engine import DECODE, EAGER
+from traceanalyzer.analyzers.steps.engine import EAGER
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import DEVICE, intervals_of
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
@@ -208,7 +209,7 @@ def _prefill_stalls(result: Steps, _: Answers) -> Iterator[Measured]:
     if not isinstance(decode, float) or not decode:
         return
     is_long = pl.col("duration_ns") >= _STALL * decode
-    long = rows.filter(pl.col("phase").is_in([engine.PREFILL, engine.MIXED]), is_long)
+    long = rows.filter(pl.col("phase").is_in([PREFILL, MIXED]), is_long)
     if long.is_empty():
         return
     longest = long.sort("duration_ns", "step", descending=[True, False]).row(0, named=True)

@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     compare,
 )
 from traceanalyzer.analyzers.common.names import frame_text, launched_by
+from traceanalyzer.analyzers.common.step_marks import DECODE
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
@@ -27,7 +28,7 @@ from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths
-from traceanalyzer.analyzers.steps.engine import DECODE, EAGER, GRAPH
+from traceanalyzer.analyzers.steps.engine import EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, MOSTLY, SLOW
 from traceanalyzer.findings import heavy_kernels, memory, straggling

@@ -8,12 +8,12 @@ step on the device starts where the work launched before it ends, and ends with 
 
 So the idle gap before a kernel belongs to the step that launched the kernel, steps that wait for
 their own work are as long as on the host, and spans never overlap. Work launched between two marks
-belongs to no step. Work that a step leaves on another stream ends at the latest where the next step
-starts on the main stream, the one with most kernel time.
+belongs to no step, except before steps of an inference engine that decode: these begin where the
+step before them ends. Work that a step leaves on another stream ends at the latest where the next
+step starts on the main stream, the one with most kernel time.
 """
 
 import operator
-import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import dropwhile
@@ -31,7 +31,6 @@ from traceanalyzer.frames import linking, nesting
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.frames.numbering import group_numbers, numbered
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import ENGINE_STEP
 
 #: Least share of the device work with a known launch; otherwise steps are measured on the host.
 _LEAST_KNOWN = 0.5
@@ -49,8 +48,6 @@ LEAST_AFTER, MAX_WARM_UP = 2, 10
 #: It is none if several later steps, not right after it, take at least this share of its time: what
 #: it does repeats (validation, images for a logger).
 _REPEATED = 0.9
-
-_OF_ENGINE = re.compile(ENGINE_STEP)
 
 #: Before and after all times.
 _NEVER, _EVER = -(1 << 62), 1 << 62
@@ -87,12 +84,12 @@ def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     if step_marks.by_kernels(steps):
         return _launched_from(trace, steps)
     reached = _reached(trace, steps)
-    if reached is None:
-        return steps
-    return steps.with_columns(
-        start=pl.max_horizontal("host_start", pl.Series(reached[:-1:2])),
-        end=pl.max_horizontal("host_end", pl.Series(reached[1::2])),
-    )
+    if reached is not None:
+        steps = steps.with_columns(
+            start=pl.max_horizontal("host_start", pl.Series(reached[:-1:2])),
+            end=pl.max_horizontal("host_end", pl.Series(reached[1::2])),
+        )
+    return step_marks.with_time_before(steps)
 
 
 def _launched_from(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -209,9 +206,7 @@ def is_warm_up(steps: pl.DataFrame, by: Sequence[str]) -> pl.Series:
     """
     number = group_numbers(list(by), steps)[1][0] if by else np.zeros(steps.height, np.int64)
     length = (steps["end"] - steps["start"]).to_numpy()
-    of_engine = steps["step"].map_elements(
-        lambda name: _OF_ENGINE.match(name) is not None, return_dtype=pl.Boolean, skip_nulls=True
-    )
+    of_engine = step_marks.with_phases(steps[["step"]])["phase"].is_not_null()
     leading = np.zeros(steps.height, np.bool_)
     order = np.lexsort((steps["start"].to_numpy(), number))
     for rows in np.split(order, np.flatnonzero(np.diff(number[order])) + 1):

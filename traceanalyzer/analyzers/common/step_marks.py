@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
@@ -21,6 +22,7 @@ from traceanalyzer.trace import Trace, is_truncated, of_kinds
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
     ENGINE_STEP,
+    ENGINE_STEPS,
     PROFILER_STEP,
     SEVERAL_STEPS,
     steps_pattern,
@@ -612,3 +614,68 @@ def _repeated_calls(trace: Trace, wanted: pl.Expr) -> pl.DataFrame:
     calls = rows.filter(pl.col("name").is_in(name.implode()))
     plain = pl.col("name").cast(pl.String).str.strip_prefix(_MODULE)
     return calls.with_columns(step=pl.format("{} [{}]", plain, pl.int_range(1, pl.len() + 1)))
+
+
+# --- steps of inference engines ------------------------------------------------------------
+
+PREFILL, DECODE, MIXED, IDLE, DRAFT = "prefill", "decode", "mixed", "idle", "draft"
+_PATTERNS = tuple(re.compile(rf"(?:{one.pattern})(?: \[\d+\])?") for one in ENGINE_STEPS)
+#: Modes of SGLang by phase; a verified draft gives the next tokens.
+_MODES = {
+    "extend": PREFILL, "split_prefill": PREFILL, "target_verify": DECODE,
+    "draft_loop": DRAFT, "draft_extend": DRAFT, "draft_extend_v2": DRAFT,
+}  # fmt: skip
+
+
+class Described(NamedTuple):
+    """What the name of a step says; ``tokens`` is None where it does not."""
+
+    phase: str
+    batch: int
+    tokens: int | None
+
+
+@lru_cache(maxsize=16_384)
+def described(name: str) -> Described | None:
+    """Return phase, requests and tokens of an engine's step; None for other steps.
+
+    A step with prefill and decode requests is mixed; its batch counts both. One without requests is
+    idle. A decode request has one token if the name does not say more.
+    """
+    match = next((found for one in _PATTERNS if (found := one.fullmatch(name))), None)
+    if match is None:
+        return None
+    groups = match.groupdict()
+    known = {key: int(value) for key, value in groups.items() if value and key != "mode"}
+    if "prefills" in groups:
+        prefills, decodes = known["prefills"], known["decodes"]
+        phase = PREFILL if prefills else DECODE if decodes else IDLE
+        given = {"prefills": "prefill_tokens", "decodes": "decode_tokens"}
+        counts = [known.get(key, None if known[of] else 0) for of, key in given.items()]
+        counts[1] = decodes if counts[1] is None and "prefill_tokens" in known else counts[1]
+        tokens = None if None in counts else sum(filter(None, counts))
+        return Described(MIXED if prefills and decodes else phase, prefills + decodes, tokens)
+    mode = groups["mode"].lower()
+    one_each = known["batch"] if mode == DECODE else None
+    return Described(_MODES.get(mode, mode), known["batch"], known.get("tokens", one_each))
+
+
+def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
+    """Add ``phase``, ``batch`` and ``tokens`` to steps, null for steps not of an engine."""
+    names = steps["step"].drop_nulls().unique().to_list()
+    rows = [(name, *(described(name) or (None, None, None))) for name in names]
+    schema = {"step": pl.String, "phase": pl.String, "batch": pl.Int64, "tokens": pl.Int64}
+    phases = pl.DataFrame(rows, schema=schema, orient="row")
+    return steps.join(phases, on="step", how="left", maintain_order="left")
+
+
+def with_time_before(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps of one rank; those that decode begin where the one before ends.
+
+    Their requests were there: the time between is of the engine. A prefill step may wait for
+    requests.
+    """
+    phases = with_phases(steps)["phase"]
+    follows = phases.is_in([DECODE, MIXED, DRAFT]) & phases.shift(1).is_not_null()
+    before = pl.min_horizontal("start", pl.col("end").shift(1))
+    return steps.with_columns(start=pl.when(follows).then(before).otherwise("start"))

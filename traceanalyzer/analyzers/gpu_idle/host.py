@@ -33,7 +33,6 @@ from traceanalyzer.analyzers.common.names import (
 )
 from traceanalyzer.analyzers.common.replays import captures, prepared
 from traceanalyzer.analyzers.gpu_idle import Options, causes
-from traceanalyzer.analyzers.steps.engine import with_time_before
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
 from traceanalyzer.trace import Trace, is_truncated, of_kinds, record_hint
@@ -85,8 +84,7 @@ class Excerpt(Origin):
     """One rank's devices and host.
 
     Attributes:
-        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`, see
-            :func:`~traceanalyzer.analyzers.steps.engine.with_time_before`.
+        steps: rows of :func:`~traceanalyzer.analyzers.common.device_steps.device_steps`.
         units: unit (number), device, pid: what can be idle; pid if units are processes. Without
             device work one unit, the main thread.
         work: unit, kind, name, bytes, work_kind, start, end: device work.
@@ -238,7 +236,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         raise MissingData(_GRAPH_CAPTURE.format(path=trace.meta.path))
     device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
-    steps = with_time_before(device_steps.device_steps(trace, options.step_name))
+    steps = device_steps.device_steps(trace, options.step_name)
     until = _recorded_until(trace, work, steps)
     steps = until_end(steps, until)
     by_process = options.by == "process"

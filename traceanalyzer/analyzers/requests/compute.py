@@ -13,9 +13,10 @@ from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_steps import device_steps
+from traceanalyzer.analyzers.common.step_marks import MIXED, PREFILL, with_phases
 from traceanalyzer.analyzers.requests import Options
 from traceanalyzer.analyzers.requests.result import LABELS, PARTS, Requests
-from traceanalyzer.analyzers.steps import Options as StepOptions, compute as steps, engine
+from traceanalyzer.analyzers.steps import Options as StepOptions, compute as steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.run.loop import run
@@ -71,8 +72,10 @@ def measure(trace: Trace, _options: Options) -> Requested | Engine:
     """
     if log := aggregates.of_forms(trace, (REQUEST_FORM,)):
         return Requested(trace.meta.epoch_ns, log)
-    rows = device_steps(trace)[["step", "start", "end"]]
-    rows = engine.with_phases(rows).drop_nulls("phase").select(*_SPAN)
+    # time between the ranges of steps is that of no phase here
+    begin = pl.max_horizontal("start", "host_start")
+    rows = device_steps(trace).select("step", "end", start=begin)
+    rows = with_phases(rows).drop_nulls("phase").select(*_SPAN)
     if rows.is_empty():
         what = "neither a request log nor the trace of an inference engine with annotated steps"
         raise MissingData(f"{trace.meta.path}: {what}; {_LOGS}")
@@ -334,7 +337,7 @@ def _by_phase(
         share_frac=ratio("total_ns", pl.col("total_ns").sum().over("part"))
     )
     order = pl.col("part").replace_strict({part: place for place, part in enumerate(bounds)})
-    blocking = pl.col("phase").is_in((engine.PREFILL, engine.MIXED)) & (pl.col("part") == "decode")
+    blocking = pl.col("phase").is_in((PREFILL, MIXED)) & (pl.col("part") == "decode")
     known = stages.filter(recorded.gt(0))[["at"]].unique()
     blocked = known.join(
         long.filter(blocking).group_by("at").agg(in_prefill_ns=pl.col("ns").sum()), "at", "left"

@@ -186,7 +186,7 @@ def _busy_before(trace: Trace, steps: pl.DataFrame) -> pl.Series:
 def combine(parts: Sequence[Part], options: Options) -> Steps:
     """Combine the steps of all ranks, and compare ranks."""
     parts, notes = _marked_once(parts)
-    rows = engine.with_phases(joined(parts))
+    rows = step_marks.with_phases(joined(parts))
     on = display.places(rows.drop("device"))
     known = rows["compute_ns"].null_count() < rows.height
     within = tuple(device_work.PART_NAMES if known else result.HOST_PARTS)

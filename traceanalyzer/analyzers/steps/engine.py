@@ -8,7 +8,6 @@ the step to the first kernel of its graph, or to its first kernel without one.
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,79 +23,18 @@ from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.analyzers.common.waits import REQUESTS, wait_of
 from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.trace import Trace
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, ENGINE_STEPS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
-PREFILL, DECODE, MIXED, IDLE, DRAFT = "prefill", "decode", "mixed", "idle", "draft"
 GRAPH, PIECEWISE, EAGER = "graph", "piecewise", "eager"
 
 #: Columns that steps of an engine are grouped by.
 PHASE = ("phase", "batch")
 
-_PATTERNS = tuple(re.compile(rf"(?:{one.pattern})(?: \[\d+\])?") for one in ENGINE_STEPS)
-#: Modes of SGLang by phase; a verified draft gives the next tokens.
-_MODES = {
-    "extend": PREFILL, "split_prefill": PREFILL, "target_verify": DECODE,
-    "draft_loop": DRAFT, "draft_extend": DRAFT, "draft_extend_v2": DRAFT,
-}  # fmt: skip
 #: A step of so many graph launches with kernels between them runs the model in pieces.
 _PIECES = 8
 #: From this share of the kernel time on, a step runs as a graph.
 _MOST = 0.5
 _ENGINE = re.compile(r"(?:^|[/\\])(?:vllm|sglang|tensorrt_llm|lmdeploy|atom)\w*[/\\]")
-
-
-class Described(NamedTuple):
-    """What the name of a step says; ``tokens`` is None where it does not."""
-
-    phase: str
-    batch: int
-    tokens: int | None
-
-
-@lru_cache(maxsize=16_384)
-def described(name: str) -> Described | None:
-    """Return phase, requests and tokens of an engine's step; None for other steps.
-
-    A step with prefill and decode requests is mixed; its batch counts both. One without requests is
-    idle. A decode request has one token if the name does not say more.
-    """
-    match = next((found for one in _PATTERNS if (found := one.fullmatch(name))), None)
-    if match is None:
-        return None
-    groups = match.groupdict()
-    known = {key: int(value) for key, value in groups.items() if value and key != "mode"}
-    if "prefills" in groups:
-        prefills, decodes = known["prefills"], known["decodes"]
-        phase = PREFILL if prefills else DECODE if decodes else IDLE
-        given = {"prefills": "prefill_tokens", "decodes": "decode_tokens"}
-        counts = [known.get(key, None if known[of] else 0) for of, key in given.items()]
-        counts[1] = decodes if counts[1] is None and "prefill_tokens" in known else counts[1]
-        tokens = None if None in counts else sum(filter(None, counts))
-        return Described(MIXED if prefills and decodes else phase, prefills + decodes, tokens)
-    mode = groups["mode"].lower()
-    one_each = known["batch"] if mode == DECODE else None
-    return Described(_MODES.get(mode, mode), known["batch"], known.get("tokens", one_each))
-
-
-def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
-    """Add ``phase``, ``batch`` and ``tokens`` to steps, null for steps not of an engine."""
-    names = steps["step"].unique().to_list()
-    rows = [(name, *(described(name) or (None, None, None))) for name in names]
-    schema = {"step": pl.String, "phase": pl.String, "batch": pl.Int64, "tokens": pl.Int64}
-    phases = pl.DataFrame(rows, schema=schema, orient="row")
-    return steps.join(phases, on="step", how="left", maintain_order="left")
-
-
-def with_time_before(steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the steps of one rank; those that decode begin where the one before ends.
-
-    Their requests were there: the time between is of the engine. A prefill step may wait for
-    requests.
-    """
-    phases = with_phases(steps)["phase"]
-    follows = phases.is_in([DECODE, MIXED, DRAFT]) & phases.shift(1).is_not_null()
-    before = pl.min_horizontal("start", pl.col("end").shift(1))
-    return steps.with_columns(start=pl.when(follows).then(before).otherwise("start"))
 
 
 # --- one rank --------------------------------------------------------------------------------
@@ -133,7 +71,7 @@ def measured(trace: Trace, steps: pl.DataFrame) -> Measured:
         trace: the trace of one rank.
         steps: rows of :func:`~.device_steps.device_steps`.
     """
-    of_engine = pl.Series([described(name) is not None for name in steps["step"]], dtype=pl.Boolean)
+    of_engine = step_marks.with_phases(steps)["phase"].is_not_null()
     has_modes = of_engine.any() or matching(trace.names, [GRAPH_LAUNCH])
     work = _launched(trace, steps) if has_modes else None
     unknown = {"mode": pl.lit(None, pl.String), "exposed_ns": pl.lit(None, pl.Int64)}
@@ -235,7 +173,7 @@ def _with_functions(trace: Trace, idle: pl.DataFrame, mark: Mapping[str, Any]) -
     )  # fmt: skip
     at = rows.select(**{name: pl.lit(mark[name], pl.Int64) for name in THREAD}, ts="start")
     around = places_of(trace).range(at).cast(pl.String)
-    is_mark = [name is not None and described(name) is not None for name in around]
+    is_mark = [name is not None and step_marks.described(name) is not None for name in around]
     frames = python_frames(trace, at, _is_of_engine).cast(pl.String)
     inside = pl.when(pl.Series(is_mark, dtype=pl.Boolean)).then(pl.lit(IN_STEP)).otherwise(around)
     function = rows.select(pl.coalesce(frames, inside, pl.lit(BETWEEN))).to_series()
@@ -303,7 +241,7 @@ def by_function(exposed: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         phase, function, total_ns, each_ns (per step of the phase with known exposed time),
         total_frac (of the exposed time of all phases); the largest total first.
     """
-    phases = with_phases(exposed[["step"]])["phase"]
+    phases = step_marks.with_phases(exposed[["step"]])["phase"]
     length = pl.col("end") - pl.col("start")
     sums = (
         exposed.with_columns(phase=phases).group_by("phase", "function").agg(total_ns=length.sum())

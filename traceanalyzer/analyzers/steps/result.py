@@ -10,6 +10,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import device_steps, device_work, display
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.step_marks import DECODE, with_phases
 from traceanalyzer.analyzers.steps import By, engine
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -114,12 +115,12 @@ class Steps(Result):
     @cached_property
     def before_decode(self) -> pl.DataFrame:
         """Rows of ``exposed`` before decode steps."""
-        return engine.with_phases(self.exposed).filter(pl.col("phase") == engine.DECODE)
+        return with_phases(self.exposed).filter(pl.col("phase") == DECODE)
 
     @cached_property
     def fallen_back(self) -> pl.DataFrame:
         """Decode steps that run eagerly although others run with graphs."""
-        decode = self.engine_steps.filter(pl.col("phase") == engine.DECODE).drop_nulls("mode")
+        decode = self.engine_steps.filter(pl.col("phase") == DECODE).drop_nulls("mode")
         is_eager = pl.col("mode") == engine.EAGER
         eager = decode.filter(is_eager)
         return eager if eager.height < decode.height else eager.clear()
@@ -196,11 +197,11 @@ def _phases(result: Steps) -> str:
 
 def _exposed(result: Steps) -> str:
     """Describe the exposed host time before decode steps, if it is worth it."""
-    steps = result.engine_steps.filter(pl.col("phase") == engine.DECODE).drop_nulls("exposed_ns")
+    steps = result.engine_steps.filter(pl.col("phase") == DECODE).drop_nulls("exposed_ns")
     each, length = steps["exposed_ns"].mean(), steps["duration_ns"].mean()
     if not isinstance(each, float) or each < _WORTH_FRAC * float(length or 0):  # type: ignore[arg-type]
         return ""
-    main = result.scheduler.filter(pl.col("phase") == engine.DECODE)["function"][0]
+    main = result.scheduler.filter(pl.col("phase") == DECODE)["function"][0]
     return (
         f"Exposed host time before a decode step: {format_ns(each)} (mean), mostly "
         f"{frame_text(main)}."
