@@ -14,6 +14,10 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
+from benchmarks.accuracy.cases import program_of
+from benchmarks.accuracy.programs import new_job
+from benchmarks.accuracy.simulator import simulate
+from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -257,3 +261,20 @@ def test_what_if_repeats_each_gain_of_a_finding(name: str) -> None:
         alone = ta.what_if(path_of(name), finding=number)
         assert alone.findings.select(columns).rows() == [row]
         assert alone.changes.is_empty()
+
+
+def test_two_stragglers_cost_as_much_in_both_commands(tmp_path: Path) -> None:
+    """By how much they are late differs from step to step, and so does who is later."""
+    late = {3: (3, 1, 4, 1, 2), 6: (1, 3, 1, 2, 1)}
+    job = new_job("data-parallel", 3, 8, 5)
+    job.marks = True
+    factor = {rank: dict(zip(job.steps, each, strict=True)) for rank, each in late.items()}
+    job.kernel_factor = lambda rank, _, step: 1 + 0.3 * factor.get(rank.rank, {}).get(step, 0)
+    write_kineto(job, simulate(job, program_of(job)), tmp_path)
+    diagnosis, comm = ta.diagnose(tmp_path), ta.comm_outliers(tmp_path)
+    stragglers = {one.rank: one for one in findings(diagnosis) if one.id == "straggler"}
+    assert list(stragglers) == comm.stragglers()["rank"].to_list() == [3, 6]
+    for rank, one in stragglers.items():
+        share = comm.ranks.filter(rank=rank)["straggler_frac"].item()
+        assert share == pytest.approx(one.cost_frac, rel=0.01)
+        assert share > 0.1

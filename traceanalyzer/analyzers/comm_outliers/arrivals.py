@@ -275,6 +275,18 @@ def carried(hidden: pl.Expr, exposed: pl.Expr) -> pl.Expr:
     return owed.shift(1, fill_value=0).over("sequence") + hidden - owed
 
 
+def _lost(rows: pl.DataFrame, of: Sequence[str]) -> pl.DataFrame:
+    """Return ``wait_ns``, ``lost_ns`` and collectives by these columns, see :func:`steps`."""
+    waiting = rows.select(*of, start="arrival", end=pl.col("arrival") + pl.col("wait_ns"))
+    alone = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
+    direct = pl.min_horizontal("wait_ns", alone)
+    lost = direct + carried(pl.col("wait_ns") - direct, alone - direct)
+    sums = in_sequences(rows).with_columns(lost=lost).group_by(of)
+    counts = sums.agg(collectives=pl.col("instance").n_unique(), lost=pl.col("lost").sum())
+    waits = intervals.measure(waiting, of).rename({"length": "wait_ns"}).join(counts, on=of)
+    return waits.with_columns(lost_ns=pl.min_horizontal("wait_ns", "lost"))
+
+
 def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step: its straggler and the cost.
 
@@ -289,16 +301,7 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
         rows: arrivals of all matched collectives.
         marks: the step annotations of all ranks, with ``rank``.
     """
-    of = ["step", "rank"]
-    met = rows.filter(pl.col("step").is_not_null())
-    waiting = met.select(*of, start="arrival", end=pl.col("arrival") + pl.col("wait_ns"))
-    alone = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
-    direct = pl.min_horizontal("wait_ns", alone)
-    lost = direct + carried(pl.col("wait_ns") - direct, alone - direct)
-    sums = in_sequences(met).with_columns(lost=lost).group_by(of)
-    counts = sums.agg(collectives=pl.col("instance").n_unique(), lost=pl.col("lost").sum())
-    waits = intervals.measure(waiting, of).rename({"length": "wait_ns"}).join(counts, on=of)
-    waits = waits.with_columns(lost_ns=pl.min_horizontal("wait_ns", "lost"))
+    waits = _lost(rows.drop_nulls("step"), ["step", "rank"])
     length = (pl.col("end") - pl.col("start")).median().round().cast(pl.Int64)
     lengths = marks.group_by("step").agg(length.alias("step_ns"), pl.col("start").min())
     spans = lengths.with_columns(end=pl.col("start") + pl.col("step_ns"))
@@ -349,8 +352,8 @@ def ranks(
     ones wait; ``imposed_ns`` the wait time of which it is the root (``roots``, of
     :func:`~.chains.roots`), also if a rank that it had delayed arrived last; ``times_first`` counts
     every rank that arrived first, also together with others. ``straggler_steps`` are the steps of
-    which it cost at least 10 %, ``straggler_frac`` their cost over the time of all steps, both
-    without warm-up.
+    which it cost at least 10 %; of a rank with such steps, ``straggler_frac`` is the share of their
+    step time that the other ranks lose by waiting for it, on average. Both are without warm-up.
     ``busy_ns``, ``compute_ns`` (busy without communication alone; that of the host keeps no device
     busy), ``idle_ns`` and ``overlap_frac`` (communication overlapped by compute) are of its device,
     over ``span_ns``.
@@ -368,7 +371,8 @@ def ranks(
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
     table = devices = _devices(parts)
-    for other in (total, met, imposed, _costs(steps)):
+    costs = _costs(steps).drop("straggler_frac").join(_waits_for(rows, steps, roots), on="rank")
+    for other in (total, met, imposed, costs):
         table = table.join(other, on="rank", how="left")
     return table.with_columns(pl.exclude(devices.columns).fill_null(0)).sort(
         "imposed_ns", "wait_ns", "rank", descending=[True, False, False]
@@ -455,6 +459,18 @@ def _costs(steps: pl.DataFrame) -> pl.DataFrame:
     return costly.group_by(rank="straggler").agg(
         straggler_steps=pl.len(), straggler_frac=pl.col("cost_ns").sum() / steps["step_ns"].sum()
     )
+
+
+def _waits_for(rows: pl.DataFrame, steps: pl.DataFrame, roots: pl.DataFrame) -> pl.DataFrame:
+    """Return rank and ``straggler_frac``, see :func:`ranks`."""
+    counted = steps.filter(~pl.col("warm_up"))
+    of_roots = roots.drop_nulls("root_rank").unique("instance", keep="first", maintain_order=True)
+    met = rows.filter(pl.col("step").is_in(counted["step"].implode()))
+    met = met.join(of_roots[["instance", "root_rank"]], on="instance", maintain_order="left")
+    waits = _lost(met, ["step", "rank", "root_rank"]).filter(pl.col("rank") != pl.col("root_rank"))
+    whole = int(counted["step_ns"].sum()) * (rows["rank"].n_unique() - 1)
+    by_root = waits.group_by(rank="root_rank")
+    return by_root.agg(straggler_frac=pl.col("lost_ns").sum() / max(whole, 1))
 
 
 def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:

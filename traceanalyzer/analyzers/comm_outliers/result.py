@@ -588,10 +588,9 @@ def _cost(result: CommOutliers, rank: int) -> str:
     if row["straggler_steps"] < arrivals.WARN_STEPS or row["straggler_frac"] < arrivals.WARN_FRAC:
         return ""
     warm_up = " after warm-up" if steps.height < result.steps.height else ""
-    level = "critical" if row["straggler_frac"] >= arrivals.CRITICAL_FRAC else "a warning"
     return (
-        f"The other ranks wait {format_frac(row['straggler_frac'])} of step time for it (median), "
-        f"in {row['straggler_steps']} of {steps.height} steps{warm_up} ({level})."
+        f"The other ranks wait {format_frac(row['straggler_frac'])} of their step time for it "
+        f"without compute, mainly in {row['straggler_steps']} of {steps.height} steps{warm_up}."
     )
 
 

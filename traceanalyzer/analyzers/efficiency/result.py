@@ -349,6 +349,10 @@ def _notes(result: Efficiency) -> Iterator[str]:
         "The roof is the larger of FLOPs / peak and bytes / bandwidth, with dense peaks. MFU "
         "counts matrix products, convolutions and attention once; HFU also counts recomputation."
     )
+    yield (
+        "Times are sums of all steps and ranks, and include the copies and casts that an operator "
+        "launches; diagnose counts only its matrix products and convolutions, per step and GPU."
+    )
 
 
 def _peak_notes(result: Efficiency) -> Iterator[str]:
