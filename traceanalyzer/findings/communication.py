@@ -176,6 +176,11 @@ def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
 _MANY_STEPS, _NEARLY_ALL = 3, 0.8
 
 
+_ALL_RANKS = (
+    "First add the files of all ranks: they show whether a rank is late or the link is slow. "
+)
+
+
 @rule(
     "comm_outliers",
     f"large collectives below {SLOW_LINK_FRAC:.0%} of the bandwidth of their link",
@@ -192,8 +197,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
-        advice=answers.program.slow_link
-        + ("" if result.has_all_ranks else " Add the files of all ranks to separate wait time."),
+        advice=("" if result.has_all_ranks else _ALL_RANKS) + answers.program.slow_link,
         total_ns=total,
         confidence="medium" if result.has_all_ranks else "low",
         intervals=intervals_of(losses),

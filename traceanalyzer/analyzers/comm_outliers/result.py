@@ -722,7 +722,6 @@ def _nothing(totals: Totals, unjudged: int) -> str:
 
 def slow_links(result: CommOutliers) -> list[str]:
     """Report kinds of collective with a small share of their link's peak, largest total first."""
-    waiting = "" if result.has_all_ranks else " (wait time included)"
     texts, groups = [], result.groups["group"].drop_nulls().n_unique()
     for row in result.slow_links.iter_rows(named=True):
         speed = (
@@ -740,9 +739,11 @@ def slow_links(result: CommOutliers) -> list[str]:
         what = _what(row)
         if groups > 1:
             what += f" of {_group_text(result, row['group'])}"
+        is_known = result.has_all_ranks
+        reaches = "reaches" if is_known else "waits for ranks without a file or has a slow link:"
         texts.append(
-            f"{what} reaches {speed:.3g} GB/s {where}: {format_frac(row['link_frac'])} of the peak "
-            f"of {row['link_gbps']:g} GB/s per direction{assumed}{waiting}."
+            f"{what} {reaches} {speed:.3g} GB/s {where}, {format_frac(row['link_frac'])} of the "
+            f"peak of {row['link_gbps']:g} GB/s per direction{assumed}."
         )
     return texts
 

@@ -42,7 +42,7 @@ _DTYPES = {
 #: Frames of a stack that are shown.
 _DEEPEST = 30
 #: Folders or files named in an error.
-_NAMED = 16
+_NAMED = 3
 
 
 #: Sampled stacks; dumps are always read wholly.
