@@ -85,5 +85,5 @@ def test_a_wait_for_a_rank_that_was_not_recorded_is_no_slow_link() -> None:
 
 def test_collectives_that_are_slow_each_time_are_a_slow_link_without_all_ranks() -> None:
     found = {one.id: one for one in ta.diagnose(_two_of_four((3, 3, 3, 3))).findings}
-    assert "slow-link" in found
+    assert found["slow-link"].confidence == "low"
     assert found["missing-ranks"].cost_ns is None
