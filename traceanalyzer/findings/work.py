@@ -151,13 +151,11 @@ def _launched_in(answers: Answers, step: Mapping[str, Any]) -> str:
     """Return what launches the longest kernel that at most every second step runs, as a phrase."""
     if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
         return ""
-    rows, in_step = kernels.by_step.drop_nulls("step"), pl.col("step") == step["step"]
-    steps = pl.col("step").n_unique()
-    rare = rows.filter(2 * steps.over("kernel") <= rows["step"].n_unique()).filter(in_step)
-    sums = largest_first(
-        rare.group_by("kernel").agg(pl.col("total_ns").sum()), "total_ns", "kernel"
-    )
-    launched = [launched_by(kernels.place(kernel)) for kernel in sums["kernel"].head(1)]
+    rows = kernels.by_step.drop_nulls("step")
+    rare = rows.filter(2 * pl.col("step").n_unique().over("kernel") <= rows["step"].n_unique())
+    rare = rare.filter(step=step["step"]).group_by("kernel").agg(pl.col("total_ns").sum())
+    most = largest_first(rare, "total_ns", "kernel")["kernel"].head(1)
+    launched = [launched_by(kernels.place(kernel)) for kernel in most]
     return "".join(f", with kernels{text[1:]}" for text in launched if text)
 
 

@@ -468,9 +468,8 @@ def _waits_for(rows: pl.DataFrame, steps: pl.DataFrame, roots: pl.DataFrame) -> 
     met = rows.filter(pl.col("step").is_in(counted["step"].implode()))
     met = met.join(of_roots[["instance", "root_rank"]], on="instance", maintain_order="left")
     waits = _lost(met, ["step", "rank", "root_rank"]).filter(pl.col("rank") != pl.col("root_rank"))
-    whole = int(counted["step_ns"].sum()) * (rows["rank"].n_unique() - 1)
-    by_root = waits.group_by(rank="root_rank")
-    return by_root.agg(straggler_frac=pl.col("lost_ns").sum() / max(whole, 1))
+    whole = max(int(counted["step_ns"].sum()) * (rows["rank"].n_unique() - 1), 1)
+    return waits.group_by(rank="root_rank").agg(straggler_frac=pl.col("lost_ns").sum() / whole)
 
 
 def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:

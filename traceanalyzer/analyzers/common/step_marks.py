@@ -21,7 +21,6 @@ from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, is_truncated, of_kinds
 from traceanalyzer.vocabulary import (
     DEVICE_WORK,
-    ENGINE_STEP,
     ENGINE_STEPS,
     PROFILER_STEP,
     SEVERAL_STEPS,
@@ -49,7 +48,6 @@ _TAIL_FRAC = 0.05
 #: Name of the slice of a batch in Composer, and its category in older versions.
 _COMPOSER_BATCH = "event/batch"
 _COMPOSER_BATCH_CATEGORY = "batch_start,batch_end"
-_ENGINE_STEP = re.compile(f"^(?:{ENGINE_STEP})$")
 _SEVERAL_STEPS = re.compile(f"{SEVERAL_STEPS}$")
 _LANE = ("rank", "pid", "tid")
 #: The number of a repetition: ``decode [3]``; and the name of a step without it.
@@ -195,7 +193,7 @@ def _chosen(marks: list[_Mark], step_name: str | None) -> list[_Mark]:
     profiler = [mark for mark in marks if (mark.name or "").startswith(PROFILER_STEP)]
     annotations = [mark for mark in marks if mark.kind in ("user_annotation", "nvtx")]
     numbered = [mark for mark in annotations if is_step(mark.name or "")]
-    engine = [mark for mark in annotations if _ENGINE_STEP.match(mark.name or "")]
+    engine = [mark for mark in annotations if described(mark.name or "")]
     if len(engine) > len(profiler):
         return engine
     return (

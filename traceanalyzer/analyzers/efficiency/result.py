@@ -347,9 +347,7 @@ def _notes(result: Efficiency) -> Iterator[str]:
         )
     yield (
         "The roof is the larger of FLOPs / peak and bytes / bandwidth, with dense peaks. MFU "
-        "counts matrix products, convolutions and attention once; HFU also counts recomputation."
-    )
-    yield (
+        "counts matrix products, convolutions and attention once; HFU also counts recomputation. "
         "Times are sums of all steps and ranks, and include the copies and casts that an operator "
         "launches; diagnose counts only its matrix products and convolutions, per step and GPU."
     )

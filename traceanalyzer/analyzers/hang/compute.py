@@ -41,8 +41,6 @@ _DTYPES = {
 }
 #: Frames of a stack that are shown.
 _DEEPEST = 30
-#: Folders or files named in an error.
-_NAMED = 3
 
 
 #: Sampled stacks; dumps are always read wholly.
@@ -337,7 +335,7 @@ def _check_one_job(
     raise InputError(
         min(rows)[2],
         f"the dumps are of several jobs: rank {min(rows)[0]} has unrelated ones",
-        hint=f"pass {remedy}: {format_first(names, _NAMED)}",
+        hint=f"pass {remedy}: {format_first(names, 3)}",
     )
 
 

@@ -73,8 +73,7 @@ def measure(trace: Trace, _options: Options) -> Requested | Engine:
     if log := aggregates.of_forms(trace, (REQUEST_FORM,)):
         return Requested(trace.meta.epoch_ns, log)
     # time between the ranges of steps is that of no phase here
-    begin = pl.max_horizontal("start", "host_start")
-    rows = device_steps(trace).select("step", "end", start=begin)
+    rows = device_steps(trace).select("step", "end", start=pl.max_horizontal("start", "host_start"))
     rows = with_phases(rows).drop_nulls("phase").select(*_SPAN)
     if rows.is_empty():
         what = "neither a request log nor the trace of an inference engine with annotated steps"

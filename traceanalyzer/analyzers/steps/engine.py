@@ -173,7 +173,7 @@ def _with_functions(trace: Trace, idle: pl.DataFrame, mark: Mapping[str, Any]) -
     )  # fmt: skip
     at = rows.select(**{name: pl.lit(mark[name], pl.Int64) for name in THREAD}, ts="start")
     around = places_of(trace).range(at).cast(pl.String)
-    is_mark = [name is not None and step_marks.described(name) is not None for name in around]
+    is_mark = [step_marks.described(name or "") is not None for name in around]
     frames = python_frames(trace, at, _is_of_engine).cast(pl.String)
     inside = pl.when(pl.Series(is_mark, dtype=pl.Boolean)).then(pl.lit(IN_STEP)).otherwise(around)
     function = rows.select(pl.coalesce(frames, inside, pl.lit(BETWEEN))).to_series()
