@@ -116,7 +116,7 @@ def test_steps_that_count_and_their_times(name: str) -> None:
     if isinstance(launches, Launches) and launches.steps.height:
         rows["launches"] = launches.steps.filter(~pl.col("warm_up")).select(*keys, ns="step_ns")
     if isinstance(overlap, Overlap) and overlap.steps.height:
-        rows["overlap"] = counted(overlap.steps).select(*keys, ns="span_ns")
+        rows["overlap"] = overlap.counted.select(*keys, ns="span_ns")
     expected = rows["gpu_idle"].sort(keys)
     for command, frame in rows.items():
         assert frame["step"].unique().sort().equals(expected["step"].unique().sort()), command

@@ -724,21 +724,17 @@ def slow_links(result: CommOutliers) -> list[str]:
     """Report kinds of collective with a small share of their link's peak, largest total first."""
     texts, groups = [], result.groups["group"].drop_nulls().n_unique()
     for row in result.slow_links.iter_rows(named=True):
-        speed = (
-            row["busbw_gbps"] if row["transfer_busbw_gbps"] is None else row["transfer_busbw_gbps"]
-        )
+        speed = row["transfer_busbw_gbps"] or row["busbw_gbps"]
         if row["link_gbps"] is None:
             time = format_ns(row["transfer_ns"])
             texts.append(
                 f"{_what(row)} has a transfer time of {time}: slower than a 10 Gbit/s network."
             )
             continue
-        network = row["link"] == NETWORK
-        where = "between nodes" if network else f"over {row['link']}"
-        assumed = " (assuming 200 Gbit/s per GPU)" if network else ""
-        what = _what(row)
-        if groups > 1:
-            what += f" of {_group_text(result, row['group'])}"
+        where, assumed = f"over {row['link']}", ""
+        if row["link"] == NETWORK:
+            where, assumed = "between nodes", " (assuming 200 Gbit/s per GPU)"
+        what = _what(row) + (f" of {_group_text(result, row['group'])}" if groups > 1 else "")
         is_known = result.has_all_ranks
         reaches = "reaches" if is_known else "waits for ranks without a file or has a slow link:"
         texts.append(

@@ -241,11 +241,9 @@ def by_function(exposed: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         phase, function, total_ns, each_ns (per step of the phase with known exposed time),
         total_frac (of the exposed time of all phases); the largest total first.
     """
-    phases = step_marks.with_phases(exposed[["step"]])["phase"]
     length = pl.col("end") - pl.col("start")
-    sums = (
-        exposed.with_columns(phase=phases).group_by("phase", "function").agg(total_ns=length.sum())
-    )
+    phases = step_marks.with_phases(exposed).group_by("phase", "function")
+    sums = phases.agg(total_ns=length.sum())
     counts = steps.drop_nulls("exposed_ns").group_by("phase").agg(n=pl.len())
     whole = pl.lit(int(sums["total_ns"].sum()))
     rows = sums.join(counts, on="phase").select(
