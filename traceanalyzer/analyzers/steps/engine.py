@@ -77,8 +77,7 @@ def measured(trace: Trace, steps: pl.DataFrame) -> Measured:
     unknown = {"mode": pl.lit(None, pl.String), "exposed_ns": pl.lit(None, pl.Int64)}
     if work is None:
         return Measured(steps.with_columns(**unknown)[[*unknown]], pl.DataFrame(schema=_EXPOSED))
-    rows = steps.with_row_index("row")
-    rows = rows.join(_modes(work), on="row", how="left", maintain_order="left")
+    rows = steps.with_row_index("row").join(_modes(work), "row", "left", maintain_order="left")
     if not of_engine.any():
         rows = rows.select("mode", exposed_ns=unknown["exposed_ns"])
         return Measured(rows, pl.DataFrame(schema=_EXPOSED))
