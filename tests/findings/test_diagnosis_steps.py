@@ -500,3 +500,22 @@ def test_operator_that_only_every_nth_step_runs(kernel: str, share: float) -> No
     assert one.title.startswith("One step in 3 ")
     assert one.explained.get("one-kernel", 0.0) == pytest.approx(share, abs=0.01)
     assert "launched by aten::linalg_svd" in one.title
+
+
+@pytest.mark.parametrize(
+    ("slow", "grown", "period"),
+    [
+        ((1, 5, 9), "idle", 4),
+        ((1, 5, 10), "idle", 0),
+        ((3, 9), "idle", 0),
+        ((3, 9), "compute", 6),
+        ((1, 5), "compute", 0),
+    ],
+)
+def test_period_of_slow_steps(slow: tuple[int, ...], grown: str, period: int) -> None:
+    rows = [
+        {"path": "a", "rank": None, "number": number, "ratio": 3.0 if number in slow else 1.0,
+         "grown": grown, "grown_ns": 2 * MS, "over": 2 * MS}
+        for number in range(12)
+    ]  # fmt: skip
+    assert work._period(pl.DataFrame(rows), rows[slow[0]]) == period

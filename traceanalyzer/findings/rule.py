@@ -281,9 +281,9 @@ class Measured:
     explained: Mapping[str, float] = field(default_factory=dict)
 
 
-def without_others(share: float) -> str:
-    """Return the share of a cost that no other finding counts, after its whole share."""
-    return f", {format_frac(share)} without what other findings count"
+def without_others(share: float, left: float) -> str:
+    """Return the share of a cost that no other finding counts, unless 90 % of it are left."""
+    return f", {format_frac(share)} without what other findings count" * (left < 0.9)
 
 
 #: What costs in warm-up steps are a share of.

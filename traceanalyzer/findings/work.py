@@ -95,9 +95,9 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
         explained["throttled-steps"] = 1.0
-    size, what = left * cost / whole, "Slow steps cost"
-    if kernels and kernels.why == MORE_KERNELS and (period := _period(longer, worst)):
-        what = f"One step in {period} takes longer, which costs"
+    size, period = left * cost / whole, _period(longer, worst)
+    what = f"One step in {period} takes longer, which costs" if period else "Slow steps cost"
+    if period and grown == "compute" and kernels and kernels.why == MORE_KERNELS:
         size, remedy = min(size, _OF_DESIGN), _LESS_OFTEN
         reason += _launched_in(answers, worst)
     elif kernels and kernels.why == LARGER_INPUTS:
@@ -112,7 +112,7 @@ def _uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         of="" if on_device else "step time",
         per="" if on_device else "step",
         title=f"{what} {format_frac(share)} of step time"
-        f"{without_others(left * share) if left < 1 else ''}{_named_steps(longer)}."
+        f"{without_others(left * share, left)}{_named_steps(longer)}."
         f"{f' Cause: {reason}.' if reason else ''}",
         evidence=(slowest, *_other_slow(result, longer, worst)),
         advice=remedy,
@@ -136,13 +136,13 @@ _LESS_OFTEN = (
 
 
 def _period(longer: pl.DataFrame, worst: Mapping[str, Any]) -> int:
-    """Return N if exactly every Nth step of a rank is slow, by more compute; 0 otherwise."""
+    """Return N if exactly every Nth step of a rank is slow, 3 or (by more compute) 2; else 0."""
     same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
     rows = longer.filter(*same).sort("number")
     slow = rows.filter(pl.col("ratio") >= SLOW)
     numbers, every = slow["number"].to_list(), rows["number"].to_list()
-    busy = (slow["grown"] == "compute") & (2 * slow["grown_ns"] >= slow["over"])
-    period = numbers[1] - numbers[0] if len(numbers) > 1 and busy.all() else 0
+    busy = ((slow["grown"] == "compute") & (2 * slow["grown_ns"] >= slow["over"])).all()
+    period = numbers[1] - numbers[0] if len(numbers) > 2 - busy else 0
     expected = [number for number in every if period and not (number - numbers[0]) % period]
     return period if period > 1 and numbers == expected else 0
 
