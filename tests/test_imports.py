@@ -54,7 +54,7 @@ ONLY = {
     "pandas": {"render/data.py"},
     "sqlite_utils": {"exporters/sqlite.py", "render/data.py"},
     "tabulate": {"render/table.py"},
-    "rich": {"cli/progress.py"},
+    "rich": {"cli/answering.py"},
     "mcp": {"cli/files.py", "tools/mcp/protocol.py"},
     "jsonschema": {"tools/mcp/tools.py"},
     "click": {f"cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")},

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from wording import check_wording
 
-from traceanalyzer.cli.flamegraph import default_name
+from traceanalyzer.cli.analyses import default_name
 from traceanalyzer.cli.main import status
 
 RANKS = ROOT / "fixtures" / "ddp_gloo_4ranks"

@@ -2,7 +2,7 @@ import io
 
 from hypothesis import given, strategies as st
 
-from traceanalyzer.cli.progress import progress
+from traceanalyzer.cli.answering import progress
 from traceanalyzer.run.read import OfAllFiles
 
 
@@ -37,7 +37,7 @@ def test_progress_appears_after_a_delay_and_is_erased(tmp_path, monkeypatch):
     with progress([_file(tmp_path)], quiet=False) as meter:
         meter(500, 1000)
     assert terminal.getvalue() == ""
-    monkeypatch.setattr("traceanalyzer.cli.progress.DELAY_SECONDS", 0)
+    monkeypatch.setattr("traceanalyzer.cli.answering.DELAY_SECONDS", 0)
     with progress([_file(tmp_path)], quiet=False) as meter:
         meter(500, 1000)
         meter(1000, 1000)

@@ -427,7 +427,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("profile.raw.txt", "profile.raw.txt --library-name torch --top all"),
             section="Code",
             result="LeafPaths",
-            cli="flamegraph",
+            cli="analyses",
         ),
         Entry(
             "flamegraph",
@@ -436,7 +436,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("profile.raw.txt -o profile.svg", "rank0.json.gz --inverted -o rank0.html"),
             section="Flame graph",
             result="FlameGraph",
-            cli="flamegraph",
+            cli="analyses",
         ),
         Entry(
             "memory",
@@ -449,7 +449,7 @@ ENTRIES: dict[str, Entry] = {
             options="traceanalyzer.analyzers.memory:MemoryOptions",
             variants={"oom": "Out of memory", "growth": "Memory growth", "diff": None},
             helpers=("usage",),
-            cli="memory",
+            cli="analyses",
         ),
         Entry(
             "printed",
@@ -489,7 +489,7 @@ ENTRIES: dict[str, Entry] = {
             code="traceanalyzer.analyzers.diff.series",
             functions=("diff_runs", "diff_series"),
             method=False,
-            cli="diff",
+            cli="analyses",
         ),
     )
     for entry in package.expanded()

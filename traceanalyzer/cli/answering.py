@@ -1,18 +1,22 @@
-"""Steps common to most commands: find the inputs, analyze them, write the result."""
+"""Steps common to most commands: find the inputs, analyze them, show progress, write the result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from traceanalyzer.cli.options import ReadingOptions, Writing
-from traceanalyzer.cli.progress import progress
 from traceanalyzer.render.text import prose
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from traceanalyzer.result import Result
     from traceanalyzer.trace import Trace
 
@@ -37,6 +41,10 @@ _REMEDIES = {
     "bad-row": "not used, check whether the line is mixed with others",
     "long-line": "not read because it exceeds 64 KiB, remove other output from it",
 }
+
+#: Delay before a progress bar appears, and between two updates.
+DELAY_SECONDS = 1.0
+UPDATE_SECONDS = 0.1
 
 
 def answer(
@@ -114,3 +122,68 @@ def _message(issue: Mapping[str, object]) -> str:
     remedy = _REMEDIES.get(str(issue["code"])) if first.startswith("line ") else None
     advice = f": {remedy}" if remedy else ""
     return f"{issue['code']}{place} ({issue['count']:,}{dropped}){advice}"
+
+
+@contextmanager
+def progress(paths: Sequence[str], *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a callback ``(bytes done, total bytes)`` of the current file; None without a bar.
+
+    The bar covers all files and appears after a second, in terminals only.
+    """
+    if quiet or sys.stderr is None or not sys.stderr.isatty():
+        yield None
+        return
+    from traceanalyzer.run.find import size_of
+    from traceanalyzer.run.read import OfAllFiles
+
+    bar = _Bar()
+    try:
+        yield OfAllFiles(bar.show, sum(map(size_of, paths)))
+    finally:
+        bar.erase()
+
+
+class _Bar:
+    """A bar that appears late; rich is imported only then."""
+
+    def __init__(self) -> None:
+        self._next = monotonic() + DELAY_SECONDS
+        self._display: Progress | None = None
+
+    def show(self, done: int, size: int) -> None:
+        if monotonic() < self._next and done < size:
+            return
+        if self._display is None and monotonic() >= self._next:
+            self._display = _started(size, done)
+        if self._display:
+            text = "Reading" if done < size else "Analyzing"
+            (task,) = self._display.task_ids
+            self._display.update(task, completed=done, description=text, refresh=True)
+            self._next = monotonic() + UPDATE_SECONDS
+
+    def erase(self) -> None:
+        if self._display:
+            self._display.stop()
+
+
+def _started(size: int, done: int) -> Progress:
+    """Show a bar with the share, bytes, rate and remaining time; messages appear above it."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    display = rich.Progress(
+        rich.TextColumn("{task.description}"),
+        rich.BarColumn(),
+        rich.TaskProgressColumn(),
+        rich.DownloadColumn(),
+        rich.TransferSpeedColumn(),
+        rich.TextColumn("remaining"),
+        rich.TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        auto_refresh=False,  # no thread: worker processes may be forked meanwhile
+        transient=True,
+        redirect_stdout=False,
+    )
+    display.add_task("Reading", total=size, completed=done)
+    display.start()
+    return display

@@ -13,10 +13,9 @@ import click
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import answer, inputs_of, report
+from traceanalyzer.cli.answering import answer, inputs_of, progress, report
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import ReadingOptions, Writing, reading_here, workers_option, writing
-from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import MissingExtra, OptionError
 from traceanalyzer.render.text import prose
 

@@ -12,9 +12,8 @@ import click
 from traceanalyzer import files
 from traceanalyzer.analyzers.info import Options
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
+from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of, progress
 from traceanalyzer.cli.options import ReadingOptions, Writing, limit, reading, rows, writing
-from traceanalyzer.cli.progress import progress
 from traceanalyzer.errors import OptionError, OutputError
 from traceanalyzer.machine import not_compiled
 from traceanalyzer.render import TOP, Form, form_of, render

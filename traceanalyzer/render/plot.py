@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -21,6 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from traceanalyzer.drawings import Chart, Content, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
+from traceanalyzer.render import palette
 from traceanalyzer.render.marks import (
     MAX_PANELS,
     MUTED,
@@ -31,8 +33,8 @@ from traceanalyzer.render.marks import (
     radius,
 )
 from traceanalyzer.render.occupancy import drawing as memory
-from traceanalyzer.render.text import prose, shorten, spaced
-from traceanalyzer.render.timeline import drawing as lanes
+from traceanalyzer.render.text import prose, scale_of, shorten, spaced, visible
+from traceanalyzer.render.timeline import extent, shares, short_step
 
 INK = "#1f2328"  # text and rings
 _MAX_OCCUPANCIES = 8
@@ -52,6 +54,10 @@ _RASTER_ABOVE = 5_000  # marks; more SVG elements make a browser slow
 _BAR_WIDTH = 0.8
 _MARKERS = ("o", "s", "^", "D")  # of marks.SYMBOLS
 _HEADROOM = 1.08
+_LANE_COLUMNS = 1200
+#: Pixels of all rows together; of one row: at most and at least.
+_LANE_PIXELS, _TALLEST, _LOWEST = 800, 24, 2
+_LANES_NAMED, _LANE_CHARS, _STEP_CHARS, _STEPS = 32, 24, 14, 24
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
@@ -130,7 +136,7 @@ def _drawn(
     """Return a figure and its axes, except the axes with the steps of an occupancy."""
     timelines, filled, charts = _chosen(result, chart)
     drawings = [prepare(c) for c in charts]
-    heights = [*map(lanes.height, timelines), *[memory.HEIGHT] * len(filled)]
+    heights = [*map(_lanes_height, timelines), *[memory.HEIGHT] * len(filled)]
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
     # before the style is set: the first figure of pyplot selects a backend and its settings
     picture = make(figsize=(_WIDTH_INCHES, sum(heights)), layout="constrained")
@@ -139,7 +145,7 @@ def _drawn(
         if len(heights) > 1:
             parts = picture.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
             places = list(parts[:, 0])
-        axes = [lanes.draw(one, place) for one, place in zip(timelines, places, strict=False)]
+        axes = [_draw_lanes(one, place) for one, place in zip(timelines, places, strict=False)]
         del places[: len(timelines)]
         axes += [memory.draw(one, place) for one, place in zip(filled, places, strict=False)]
         for drawing, place in zip(drawings, places[len(filled) :], strict=True):
@@ -469,3 +475,86 @@ def _label(column: str | None, value: Any) -> str:
     """Return a shortened category; with a column, its name comes first."""
     text = shorten(category(value, column or ""), _LEGEND_CHARS)
     return f"{spaced(column)} {text}" if column and value is not None else text
+
+
+def _lanes_height(drawing: Lanes) -> float:
+    """Return the height of the drawing in inches."""
+    return 1.9 + min(0.26 * drawing.lanes.height, 6)
+
+
+def _draw_lanes(drawing: Lanes, place: Figure | SubFigure) -> Axes:
+    """Draw a timeline into a part of a figure."""
+    place.suptitle(prose(drawing.title), x=0.01, horizontalalignment="left")
+    ax: Axes = place.subplots()
+    ax.grid(visible=False)
+    (begin, end), rows = extent(drawing), drawing.lanes.height
+    scale = scale_of("time_ns", end)
+    ax.imshow(
+        _lanes_image(drawing),
+        extent=(begin / scale.factor, end / scale.factor, rows, 0),
+        aspect="auto",
+        interpolation="nearest",
+    )
+    labelled = range(rows) if rows <= _LANES_NAMED else _extreme_lanes(drawing)
+    names = drawing.lanes["on"].to_list()
+    ax.set_yticks(
+        [row + 0.5 for row in labelled],
+        [shorten(visible(names[row]), _LANE_CHARS) for row in labelled],
+    )
+    ax.set_xlabel(scale.heading("time"))
+    _draw_steps(drawing, ax, scale.factor)
+    for lane, start, end in drawing.marks.select("lane", "start", "end").iter_rows():
+        row = drawing.lanes["lane"].to_list().index(lane)
+        xs = [start / scale.factor, end / scale.factor]
+        ax.plot([*xs, *xs[::-1], xs[0]], [row, row, row + 1, row + 1, row], color=INK, lw=1)
+    _lanes_legend(drawing, ax, place)
+    return ax
+
+
+def _lanes_image(drawing: Lanes) -> npt.NDArray[np.uint8]:
+    """Return the pixels: in each column of a row the states from the bottom, by their shares."""
+    parts = shares(drawing, _LANE_COLUMNS)
+    lanes, columns, _ = parts.shape
+    tall = int(np.clip(_LANE_PIXELS // max(lanes, 1), _LOWEST, _TALLEST))
+    colors = (palette.STATES[state][0] for state in drawing.names)
+    inks = np.array([*(tuple(bytes.fromhex(color[1:])) for color in colors), (255,) * 3])
+    until = np.cumsum(parts, axis=2)
+    level = (np.arange(tall)[::-1] + 0.5) / tall
+    state = (until[:, None, :, :] <= level[None, :, None, None]).sum(axis=3)
+    pixels = inks[state]
+    if tall > 6:  # a line between rows
+        pixels[:, -1] = 255
+    image: npt.NDArray[np.uint8] = pixels.reshape(lanes * tall, columns, 3).astype(np.uint8)
+    return image
+
+
+def _extreme_lanes(drawing: Lanes) -> list[int]:
+    """Return the rows with most, median and least lost time, and the critical path."""
+    lanes, by_loss = drawing.lanes["lane"].to_list(), drawing.by_loss
+    chosen = {by_loss[0], by_loss[len(by_loss) // 2], by_loss[-1], *{*lanes} - {*by_loss}}
+    return sorted(map(lanes.index, chosen))
+
+
+def _draw_steps(drawing: Lanes, ax: Axes, factor: float) -> None:
+    """Draw the steps of the first lane above the rows."""
+    steps = drawing.steps.filter(pl.col("lane") == drawing.lanes["lane"][0])
+    if steps.is_empty():
+        return
+    above = ax.secondary_xaxis("top")
+    above.set_xlabel("step")
+    every = max(steps.height // _STEPS, 1)
+    rows = steps.select("step", "start", "end").rows()[::every]
+    above.set_xticks(
+        [start / factor for _, start, _ in rows],
+        [shorten(visible(short_step(name)), _STEP_CHARS) for name, _, _ in rows],
+        ha="left",
+    )
+
+
+def _lanes_legend(drawing: Lanes, ax: Axes, place: Figure | SubFigure) -> None:
+    used = set(drawing.states["state"].unique())
+    for state, label in drawing.names.items():
+        if state in used:
+            ink = palette.STATES[state][0]
+            ax.plot([], [], ls="", marker="s", ms=9, color=ink, label=prose(label))
+    place.legend(loc="outside lower left", ncols=4)

@@ -34,10 +34,15 @@ from traceanalyzer.errors import InputError, MalformedInput, MissingData, TraceA
 from traceanalyzer.result import Result
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each
-from traceanalyzer.run.fitting_commands import with_fitting_command
 from traceanalyzer.run.measure import measure_all
 from traceanalyzer.run.pieces import How, OpenedInputs, State, checked_how, read_needed
-from traceanalyzer.run.questions import FAILED, Question, Questions, perhaps_truncated
+from traceanalyzer.run.questions import (
+    FAILED,
+    Question,
+    Questions,
+    perhaps_truncated,
+    with_fitting_command,
+)
 from traceanalyzer.trace import Inputs, Meta, Trace
 from traceanalyzer.units import format_first
 from traceanalyzer.vocabulary import DATABASES, NCU_CSV, PRINTED_TEXT

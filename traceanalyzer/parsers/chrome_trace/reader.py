@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -78,6 +79,14 @@ _META_KEYS = frozenset(
 )
 _BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
 _MAX_RANK = (1 << 31) - 1
+_ANNOTATIONS = "kernel_annotations_rank{}[_.]*json"
+_MAX_BYTES = 64 << 20
+#: torchtitan names traces by rank: ``000003.1764412345.pt.trace.json``.
+_RANK_NAME = re.compile(r"(\d{1,7})\.")
+_NODE, _GRAPH = (
+    pl.col("args").str.extract(rf'"{name}"\s*:\s*(\d+)').cast(pl.UInt64, strict=False)
+    for name in ("graph node id", "graph id")
+)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None) -> Trace:
@@ -122,9 +131,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         trace = classify(trace, selection)
     args = trace.events.get_column("args", default=None)
     if args is not None and args.str.contains('"graph node id"', literal=True).any():
-        from traceanalyzer.parsers.chrome_trace import annotations
-
-        trace = annotations.annotated(trace)
+        trace = _annotated(trace)
     return sort_events(trace) if trace.stacks.height else trace
 
 
@@ -283,3 +290,59 @@ def _count(value: Any) -> int | None:
 
 def _text(value: Any) -> str | None:
     return re.sub(r"\s+", " ", value) if isinstance(value, str) and value else None
+
+
+def _annotated(trace: Trace) -> Trace:
+    """Return a trace of CUDA graphs with the annotations of their nodes in ``args``, if any.
+
+    A trace that was not exported with ``cuda_graph_annotations`` has what its graphs were annotated
+    with in their capture (``torch.cuda.graph_annotations``) in a file beside it or in the folder
+    above: ``kernel_annotations_rank0_*.json``, dictionaries of arguments or names for each node.
+
+    A file that cannot be read is a notice in ``issues``. Nodes are numbered by their id, or by
+    that of the graph in the upper and their own in the lower 32 bits.
+    """
+    path = _annotations_of(trace.meta.path, trace.meta.rank)
+    if path is None:
+        return trace
+    try:
+        texts = _annotation_texts(path)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        row = ("notice", "annotations-unreadable", 1, f"{path.name}: {error}")
+        issues = pl.concat([trace.issues, issue_rows([row], trace.meta.rank)])
+        return replace(trace, issues=issues)
+    known = pl.DataFrame(list(texts.items()), {"id": pl.UInt64, "added": pl.String}, orient="row")
+    added = pl.coalesce(
+        number.replace_strict(known["id"], known["added"], default=None)
+        for number in (_NODE, _GRAPH * (1 << 32) + _NODE)
+    )
+    args = pl.col("args").str.strip_chars_end().str.strip_suffix("}")
+    with_added = pl.concat_str(args, pl.lit(","), added, pl.lit("}"))
+    return replace(
+        trace, events=trace.events.with_columns(args=pl.coalesce(with_added, pl.col("args")))
+    )
+
+
+def _annotations_of(path: str, rank: int | None) -> Path | None:
+    """Return the annotations of the rank of a trace; without a rank, those of rank 0."""
+    trace = Path(path)
+    if rank is None:
+        named = _RANK_NAME.match(trace.name)
+        rank = int(named[1]) if named else 0
+    folders = trace.absolute().parents[:2]
+    files = (file for one in folders for file in sorted(one.glob(_ANNOTATIONS.format(rank))))
+    return next(files, None)
+
+
+def _annotation_texts(path: Path) -> dict[int, str]:
+    """Return the arguments of each node as the inside of a JSON object."""
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError("larger than 64 MiB")
+    merged = {}
+    for node, annotations in msgspec.json.decode(path.read_bytes()).items():
+        args: dict[str, Any] = {}
+        for one in annotations:
+            args |= one if isinstance(one, dict) else {"annotation": one}
+        if args and 0 <= (number := int(node)) < 1 << 64:
+            merged[number] = msgspec.json.encode(args).decode()[1:-1]
+    return merged
