@@ -22,16 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from traceanalyzer.drawings import Chart, Content, Lanes, Occupancy
 from traceanalyzer.errors import OptionError
-from traceanalyzer.render import palette
-from traceanalyzer.render.marks import (
-    MAX_PANELS,
-    MUTED,
-    AxisScale,
-    Marks,
-    category,
-    prepare,
-    radius,
-)
+from traceanalyzer.render import marks, palette
 from traceanalyzer.render.occupancy import drawing as memory
 from traceanalyzer.render.text import prose, scale_of, shorten, spaced, visible
 from traceanalyzer.render.timeline import extent, shares, short_step
@@ -60,7 +51,7 @@ _LANE_PIXELS, _TALLEST, _LOWEST = 800, 24, 2
 _LANES_NAMED, _LANE_CHARS, _STEP_CHARS, _STEPS = 32, 24, 14, 24
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
-    "axes.edgecolor": MUTED,
+    "axes.edgecolor": marks.MUTED,
     "axes.grid": True,
     "axes.labelcolor": INK,
     "axes.spines.right": False,
@@ -87,11 +78,11 @@ _AXES_TITLE: dict[str, Any] = {
 }
 #: Set on each axis: a notebook creates ticks when the style above is no longer active.
 _TICKS: dict[str, Any] = {
-    "color": MUTED,
+    "color": marks.MUTED,
     "labelcolor": INK,
     "labelsize": 9,
     "grid_alpha": 0.25,
-    "grid_color": MUTED,
+    "grid_color": marks.MUTED,
 }
 
 
@@ -135,7 +126,7 @@ def _drawn(
 ) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, except the axes with the steps of an occupancy."""
     timelines, filled, charts = _chosen(result, chart)
-    drawings = [prepare(c) for c in charts]
+    drawings = [marks.prepare(c) for c in charts]
     heights = [*map(_lanes_height, timelines), *[memory.HEIGHT] * len(filled)]
     heights += [max(_CHART_INCHES, 0.8 + _PANEL_INCHES * len(_panels(d))) for d in drawings]
     # before the style is set: the first figure of pyplot selects a backend and its settings
@@ -158,9 +149,9 @@ def _drawn(
 def _draw_on(ax: Axes, result: Content, chart: str | None) -> Axes:
     """Draw one chart of one panel in the current style."""
     timelines, filled, charts = _chosen(result, chart)
-    drawings = [prepare(c) for c in charts]
+    drawings = [marks.prepare(c) for c in charts]
     if timelines or filled or len(drawings) != 1 or len(_panels(drawings[0])) != 1:
-        names = ", ".join(c.name for c in result.charts if len(_panels(prepare(c))) == 1)
+        names = ", ".join(c.name for c in result.charts if len(_panels(marks.prepare(c))) == 1)
         raise OptionError(f"ax takes one chart of one panel; available: {names or 'none'}")
     (drawing,) = drawings
     ax.set_title(_title(drawing))
@@ -230,18 +221,18 @@ def _nothing(result: Content, name: str | None) -> str:
 # --- one chart -------------------------------------------------------------------------------
 
 
-def _panels(drawing: Marks) -> list[Any]:
-    return drawing.panels[:MAX_PANELS]
+def _panels(drawing: marks.Marks) -> list[Any]:
+    return drawing.panels[: marks.MAX_PANELS]
 
 
-def _title(drawing: Marks) -> str:
+def _title(drawing: marks.Marks) -> str:
     panels = _panels(drawing)
     hidden = len(drawing.panels) - len(panels)
     more = f" (first {len(panels)} of {len(drawing.panels)})" if hidden else ""
     return "\n".join(textwrap.wrap(prose(drawing.chart.title) + more, _TITLE_CHARS))
 
 
-def _draw(drawing: Marks, place: Figure | SubFigure) -> list[Axes]:
+def _draw(drawing: marks.Marks, place: Figure | SubFigure) -> list[Axes]:
     chart, panels = drawing.chart, _panels(drawing)
     place.suptitle(_title(drawing), x=0.01, horizontalalignment="left")
     axes = place.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)
@@ -260,13 +251,13 @@ def _draw(drawing: Marks, place: Figure | SubFigure) -> list[Axes]:
     return list(axes.flat)
 
 
-def _draw_panel(drawing: Marks, rows: pl.DataFrame, ax: Axes) -> None:
+def _draw_panel(drawing: marks.Marks, rows: pl.DataFrame, ax: Axes) -> None:
     if drawing.y.log:
         ax.set_yscale("log", nonpositive="clip")
     if drawing.x.log:
         ax.set_xscale("log", nonpositive="clip")
     if rows.is_empty():
-        ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", color=MUTED)
+        ax.text(0.5, 0.5, "nothing to draw", transform=ax.transAxes, ha="center", color=marks.MUTED)
     else:
         _MARKS[drawing.chart.mark](ax, rows, drawing)
     _reference_lines(ax, drawing)
@@ -293,7 +284,7 @@ def _number(value: float) -> str:
     )
 
 
-def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
+def _ticks(axis: Axis, scale: marks.AxisScale, *, log: bool) -> None:
     if scale.ticks is None:
         axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
         axis.set_minor_formatter(NullFormatter())
@@ -319,7 +310,7 @@ def _ticks(axis: Axis, scale: AxisScale, *, log: bool) -> None:
 # --- marks -----------------------------------------------------------------------------------
 
 
-def _scatter(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+def _scatter(ax: Axes, rows: pl.DataFrame, drawing: marks.Marks) -> None:
     size = 28 if rows.height < 500 else 14 if rows.height < 5_000 else 6
     if drawing.chart.size or drawing.chart.symbol:
         _sized(ax, rows, drawing, size)
@@ -339,10 +330,10 @@ def _scatter(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     )
 
 
-def _sized(ax: Axes, rows: pl.DataFrame, drawing: Marks, size: float) -> None:
+def _sized(ax: Axes, rows: pl.DataFrame, drawing: marks.Marks, size: float) -> None:
     """Draw points with areas and symbols, the largest below."""
     ordered = rows.sort("size", descending=True, nulls_last=True, maintain_order=True)
-    areas = np.array([size * radius(one or 0) ** 2 for one in ordered["size"]])
+    areas = np.array([size * marks.radius(one or 0) ** 2 for one in ordered["size"]])
     for number, marker in enumerate(_MARKERS):
         chosen = (ordered["symbol"] == number).to_numpy()
         if chosen.any():
@@ -353,7 +344,7 @@ def _sized(ax: Axes, rows: pl.DataFrame, drawing: Marks, size: float) -> None:
             )  # fmt: skip
 
 
-def _reference_lines(ax: Axes, drawing: Marks) -> None:
+def _reference_lines(ax: Axes, drawing: marks.Marks) -> None:
     """Draw lines with labels along them; a label of a slope is at its lower end."""
     wide, high = drawing.factors
     for label, *ends in drawing.lines:
@@ -369,7 +360,7 @@ def _reference_lines(ax: Axes, drawing: Marks) -> None:
             ax.text(x, y, text, rotation=angle, **turned, **style)
 
 
-def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+def _line(ax: Axes, rows: pl.DataFrame, drawing: marks.Marks) -> None:
     for color, shade in drawing.colors.items():
         line = rows.filter(pl.col("color").eq_missing(pl.lit(color))).sort("x", maintain_order=True)
         marker = "o" if line.height < 60 else ""
@@ -380,7 +371,7 @@ def _line(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
     )
 
 
-def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+def _bar(ax: Axes, rows: pl.DataFrame, drawing: marks.Marks) -> None:
     """Draw bars from 0; several colours at one position are side by side, or stacked."""
     if drawing.chart.stacked:
         _stacked(ax, rows, drawing)
@@ -398,7 +389,7 @@ def _bar(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
         _from_zero(ax, drawing.rows["y"])
 
 
-def _stacked(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+def _stacked(ax: Axes, rows: pl.DataFrame, drawing: marks.Marks) -> None:
     top = rows.select(pl.col("y").cum_sum().over("x")).to_series().to_numpy()
     left = rows["x"].to_numpy() - _BAR_WIDTH / 2
     _rectangles(ax, (left, left + _BAR_WIDTH, top - rows["y"].to_numpy(), top), rows, drawing)
@@ -410,7 +401,7 @@ def _from_zero(ax: Axes, heights: pl.Series) -> None:
     ax.set_ylim(0, _HEADROOM * float(heights.to_numpy().max(initial=0)) or 1)
 
 
-def _span(ax: Axes, rows: pl.DataFrame, drawing: Marks) -> None:
+def _span(ax: Axes, rows: pl.DataFrame, drawing: marks.Marks) -> None:
     middle = rows["y"].to_numpy()
     edges = (rows["x"].to_numpy(), rows["x2"].to_numpy(), middle - 0.4, middle + 0.4)
     _rectangles(ax, edges, rows, drawing)
@@ -420,7 +411,7 @@ def _rectangles(
     ax: Axes,
     edges: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     rows: pl.DataFrame,
-    drawing: Marks,
+    drawing: marks.Marks,
 ) -> None:
     left, right, bottom, top = edges
     corners = [(left, bottom), (right, bottom), (right, top), (left, top)]
@@ -437,7 +428,7 @@ def _rectangles(
     ax.autoscale_view()
 
 
-_MARKS: dict[str, Callable[[Axes, pl.DataFrame, Marks], None]] = {
+_MARKS: dict[str, Callable[[Axes, pl.DataFrame, marks.Marks], None]] = {
     "scatter": _scatter,
     "line": _line,
     "bar": _bar,
@@ -445,14 +436,14 @@ _MARKS: dict[str, Callable[[Axes, pl.DataFrame, Marks], None]] = {
 }
 
 
-def _shades(rows: pl.DataFrame, drawing: Marks) -> list[str]:
+def _shades(rows: pl.DataFrame, drawing: marks.Marks) -> list[str]:
     return [drawing.colors[color] for color in rows["color"].to_list()]
 
 
 # --- legend ----------------------------------------------------------------------------------
 
 
-def _legend(drawing: Marks, place: Any, where: str) -> None:
+def _legend(drawing: marks.Marks, place: Any, where: str) -> None:
     chart = drawing.chart
     present = set(drawing.rows["color"].to_list()) if chart.color else set()
     labels = [(shade, _label(None, c)) for c, shade in drawing.colors.items() if c in present]
@@ -473,7 +464,7 @@ def _legend(drawing: Marks, place: Any, where: str) -> None:
 
 def _label(column: str | None, value: Any) -> str:
     """Return a shortened category; with a column, its name comes first."""
-    text = shorten(category(value, column or ""), _LEGEND_CHARS)
+    text = shorten(marks.category(value, column or ""), _LEGEND_CHARS)
     return f"{spaced(column)} {text}" if column and value is not None else text
 
 

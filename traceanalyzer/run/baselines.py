@@ -27,14 +27,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from traceanalyzer import __version__
-from traceanalyzer.errors import (
-    InputError,
-    MalformedInput,
-    OptionError,
-    OutputError,
-    UnreadableFile,
-)
+from traceanalyzer import __version__, errors
 from traceanalyzer.files import is_running
 from traceanalyzer.units import format_first
 
@@ -124,7 +117,7 @@ def checked(name: str) -> str:
         OptionError: it is not a name.
     """
     if not _NAME.fullmatch(name) or ".." in name:
-        raise OptionError(
+        raise errors.OptionError(
             f"{name!r} is not the name of a baseline; use up to 64 letters, digits, '.', '_' and "
             "'-', the first one a letter or a digit"
         )
@@ -207,7 +200,7 @@ def runs_of(name: str) -> list[SavedRun]:
     with _reading(folder):
         numbers = [int(m[1]) for one in folder.iterdir() if (m := _RUN.fullmatch(one.name))]
     if not numbers:
-        raise UnreadableFile(f"{PREFIX}{name}", "missing: all of its runs", hint=_AGAIN)
+        raise errors.UnreadableFile(f"{PREFIX}{name}", "missing: all of its runs", hint=_AGAIN)
     return [_run(folder / f"run-{number}") for number in sorted(numbers)]
 
 
@@ -221,14 +214,16 @@ def usable_runs(name: str) -> list[SavedRun]:
     runs = runs_of(name)
     for run in runs:
         if run.facts is None:
-            raise MalformedInput(f"{PREFIX}{name}", run.problem, where=run.path.name, hint=_AGAIN)
+            raise errors.MalformedInput(
+                f"{PREFIX}{name}", run.problem, where=run.path.name, hint=_AGAIN
+            )
     return runs
 
 
-def _unknown(name: str) -> UnreadableFile:
+def _unknown(name: str) -> errors.UnreadableFile:
     known = names()
     there = f"known: {', '.join(known)}" if known else f"{store()} has none"
-    return UnreadableFile(
+    return errors.UnreadableFile(
         f"{PREFIX}{name}",
         f"no such baseline; {there}",
         hint="traceanalyzer baseline save NAME run/",
@@ -344,8 +339,8 @@ def remove(name: str) -> None:
         _discard(folder, name)
 
 
-def _exists(name: str) -> OutputError:
-    return OutputError(
+def _exists(name: str) -> errors.OutputError:
+    return errors.OutputError(
         f"{PREFIX}{name}: exists; --add adds a run for the noise, --force replaces its runs"
     )
 
@@ -409,10 +404,10 @@ def _discard(folder: Path, name: str) -> None:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except InputError:
+    except errors.InputError:
         raise
     except OSError as error:
-        raise UnreadableFile(path, str(error.strerror).lower()) from None
+        raise errors.UnreadableFile(path, str(error.strerror).lower()) from None
 
 
 @contextmanager
@@ -420,4 +415,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from None
+        raise errors.OutputError(f"{path}: cannot be written: {error.strerror}") from None

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Generic, Self, get_origin
 
+from traceanalyzer import vocabulary
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Analyzer, Needs, O, P, R, Skipped, Use, measured_text
 from traceanalyzer.analyzers.common import jobs
@@ -18,20 +19,6 @@ from traceanalyzer.errors import MissingData, OptionError, TraceAnalyzerError
 from traceanalyzer.run.pieces import How, Opened, OpenedInputs, bytes_of, read_needed
 from traceanalyzer.run.read import is_spilled, spilled, unload
 from traceanalyzer.trace import Meta, Trace
-from traceanalyzer.vocabulary import (
-    ALLOCATOR_KINDS,
-    DAMAGED_TABLES,
-    DATABASES,
-    FLIGHT_RECORDER,
-    ITWINAI,
-    MEMORY_SNAPSHOT,
-    NCCL_INSPECTOR,
-    NCU_CSV,
-    NCU_REP,
-    PRINTED_TEXT,
-    PY_SPY_DUMP,
-    REQUEST_LOG,
-)
 
 #: Of an analyzer of another package that raises an error.
 FAILED: Final = "failed"
@@ -44,23 +31,27 @@ _STACKS = ("py_spy_report", "flamegraph")
 _NCU = ("this is a report of Nsight Compute, without a timeline", ("roofline",))
 #: By format: what a file is, and the analyzers for it.
 _OF_FORMAT = {
-    MEMORY_SNAPSHOT: ("this is a memory snapshot", ("memory",)),
-    FLIGHT_RECORDER: ("this is a Flight Recorder dump", ("hang",)),
-    NCCL_INSPECTOR: ("these are lines of NCCL Inspector", ("comm_outliers",)),
-    PY_SPY_DUMP: ("these are the stacks of one moment", ("hang", "flamegraph")),
-    NCU_CSV: _NCU,
-    NCU_REP: _NCU,
-    REQUEST_LOG: ("this is a request log, without a timeline", ("requests",)),
-    ITWINAI: ("these are metrics of itwinai, without a timeline", ("scaling",)),
+    vocabulary.MEMORY_SNAPSHOT: ("this is a memory snapshot", ("memory",)),
+    vocabulary.FLIGHT_RECORDER: ("this is a Flight Recorder dump", ("hang",)),
+    vocabulary.NCCL_INSPECTOR: ("these are lines of NCCL Inspector", ("comm_outliers",)),
+    vocabulary.PY_SPY_DUMP: ("these are the stacks of one moment", ("hang", "flamegraph")),
+    vocabulary.NCU_CSV: _NCU,
+    vocabulary.NCU_REP: _NCU,
+    vocabulary.REQUEST_LOG: ("this is a request log, without a timeline", ("requests",)),
+    vocabulary.ITWINAI: ("these are metrics of itwinai, without a timeline", ("scaling",)),
     "collapsed": ("these are sampled stacks", _STACKS),
     "speedscope": ("these are sampled stacks", _STACKS),
 }
-_IN_REPORTS = (MEMORY_SNAPSHOT, "collapsed", "speedscope")
+_IN_REPORTS = (vocabulary.MEMORY_SNAPSHOT, "collapsed", "speedscope")
 #: Analyzers of printed text, which has no timeline.
 _OF_TEXT = ("printed", "info")
 #: By kinds of events, if a file of another format has no others.
 _OF_KINDS = (
-    ({*ALLOCATOR_KINDS, "cpu_instant_event"}, "the file has only memory events", ("memory",)),
+    (
+        {*vocabulary.ALLOCATOR_KINDS, "cpu_instant_event"},
+        "the file has only memory events",
+        ("memory",),
+    ),
     ({"sample"}, "the file has only sampled stacks", _STACKS),
     ({"python_function"}, "the file has only Python stacks", ("flamegraph",)),
 )
@@ -270,7 +261,7 @@ class Questions:
 
     def _ask_all(self, trace: Trace, opened: OpenedInputs, *, truncated: bool) -> None:
         """Measure one rank with every analyzer; when this returns, the trace can be freed."""
-        if opened.several and trace.meta.format != PRINTED_TEXT:
+        if opened.several and trace.meta.format != vocabulary.PRINTED_TEXT:
             self.recordings.append(jobs.recording(trace))
         for name in sorted(self.asked, key=lambda name: name not in _FIRST):
             if not not_for(name, trace.meta):
@@ -375,7 +366,7 @@ def _ask_each(
     """Measure the ranks of one input; each trace is freed before the next one is taken."""
     for trace in one:
         traces = [trace]
-        if recordings is not None and trace.meta.format != PRINTED_TEXT:
+        if recordings is not None and trace.meta.format != vocabulary.PRINTED_TEXT:
             recordings.append(jobs.recording(trace))
         del trace
         question.ask(traces, truncated=one.truncated, is_last=True)
@@ -407,9 +398,9 @@ def perhaps_truncated(error: MissingData, *, truncated: bool, form: str = "") ->
     """
     if not truncated:
         return error
-    damaged = form in DATABASES
+    damaged = form in vocabulary.DATABASES
     what = str(error).partition("; ")[0] if damaged else error
-    why = DAMAGED_TABLES if damaged else "the missing data may have been at its end"
+    why = vocabulary.DAMAGED_TABLES if damaged else "the missing data may have been at its end"
     return MissingData(f"{what} (the file is truncated: {why})")
 
 
@@ -448,7 +439,7 @@ def with_fitting_command(
 
 def not_for(analyzer: str, meta: Meta) -> MissingData | None:
     """Return the error for printed text, unless it is for this analyzer."""
-    if meta.format != PRINTED_TEXT or analyzer in _OF_TEXT:
+    if meta.format != vocabulary.PRINTED_TEXT or analyzer in _OF_TEXT:
         return None
     return MissingData(
         f"{meta.path}: this is printed text without a timeline: traceanalyzer printed FILE"

@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, Unpack
 
 import polars as pl
 
+from traceanalyzer import units
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options
@@ -36,14 +37,6 @@ from traceanalyzer.findings import diagnose
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, PathLike
-from traceanalyzer.units import (
-    NS_PER_MS,
-    format_bytes,
-    format_count,
-    format_frac,
-    parse_bytes,
-    parse_ns,
-)
 
 Unit = Literal["ms", "frac", "bytes", "count"]
 State = Literal["met", "violated", "not recorded", "skipped"]
@@ -91,8 +84,8 @@ class Metric:
 
 #: All metrics by name; the table in ``docs/gate.md`` is compared with them.
 METRICS: Final[dict[str, Metric]] = {
-    "step_ms": Metric("steps", "median_ns", "ms", "median step time", NS_PER_MS),
-    "max_step_ms": Metric("steps", "max_ns", "ms", "longest step", NS_PER_MS),
+    "step_ms": Metric("steps", "median_ns", "ms", "median step time", units.NS_PER_MS),
+    "max_step_ms": Metric("steps", "max_ns", "ms", "longest step", units.NS_PER_MS),
     "step_cv_frac": Metric(
         "steps", "cv_frac", "frac", "standard deviation of step times, of their mean"
     ),
@@ -179,7 +172,7 @@ class Budgets(Result):
         count, violated = self.budgets.height, len(self.violations)
         skipped = int((self.budgets["state"] == "skipped").sum())
         unknown = int((self.budgets["state"] == "not recorded").sum())
-        met = format_count(count - violated - skipped, "budget")
+        met = units.format_count(count - violated - skipped, "budget")
         text = f"{met} met, {violated - unknown} violated"
         if unknown:
             text += f", {unknown} not recorded (counts as violated)"
@@ -291,9 +284,9 @@ def _value(text: str, unit: Unit) -> float:
     if _NUMBER.fullmatch(text):
         return float(text)
     if unit == "ms" and not text.startswith(("-", "+")):
-        return parse_ns(text) / NS_PER_MS
+        return units.parse_ns(text) / units.NS_PER_MS
     if unit == "bytes":
-        return float(parse_bytes(text))
+        return float(units.parse_bytes(text))
     number = text.removesuffix("%").rstrip()
     if unit == "frac" and number != text and _NUMBER.fullmatch(number):
         return float(number) / 100
@@ -387,8 +380,8 @@ def _measured(value: float, unit: Unit) -> str:
     if unit == "ms":
         return f"{value:,.4g} ms" if value < 1000 else f"{value:,.0f} ms"
     if unit == "frac":
-        return f"{value:.4g} ({format_frac(value)})"
-    return format_bytes(value) if unit == "bytes" else f"{value:,.0f}"
+        return f"{value:.4g} ({units.format_frac(value)})"
+    return units.format_bytes(value) if unit == "bytes" else f"{value:,.0f}"
 
 
 _COLUMNS = {

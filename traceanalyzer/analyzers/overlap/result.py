@@ -7,20 +7,8 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
-from traceanalyzer.analyzers.common.display import (
-    Basis,
-    by_part,
-    count_devices,
-    headings,
-    identified_by_rank,
-    listed,
-    places,
-    sentences,
-    short_paths,
-    stacked,
-    without_end,
-)
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
 from traceanalyzer.analyzers.overlap import By
@@ -186,10 +174,10 @@ class Overlap(Result):
         return counted if counted.height else self.devices
 
     @property
-    def basis(self) -> Basis:
+    def basis(self) -> display.Basis:
         """The time of which the verdict gives shares."""
         in_steps = self.counted is not self.devices
-        return Basis(int(self.counted["span_ns"].sum()), self.counted.height, in_steps)
+        return display.Basis(int(self.counted["span_ns"].sum()), self.counted.height, in_steps)
 
 
 def _summed(rows: pl.DataFrame) -> dict[str, Any]:
@@ -213,7 +201,7 @@ def _verdict(result: Overlap) -> str:
     if not sums["span_ns"]:
         return "All recorded device work has zero duration: nothing to measure."
     communication = _communication(result, sums)
-    return sentences(_breakdown(result, sums), communication, _copies(sums), _idle(sums))
+    return display.sentences(_breakdown(result, sums), communication, _copies(sums), _idle(sums))
 
 
 def _breakdown(result: Overlap, sums: Mapping[str, Any]) -> str:
@@ -221,13 +209,13 @@ def _breakdown(result: Overlap, sums: Mapping[str, Any]) -> str:
     compute, communication, copies, idle = (
         format_frac(sums[f"{part}_ns"] / sums["span_ns"]) for part in PARTS
     )
-    devices = count_devices(result.devices)
+    devices = display.count_devices(result.devices)
     name = "Step time" if result.basis.in_steps else "Recorded time"
     time = f"{name} of {devices} devices" if devices > 1 else name
     exposed = f"exposed communication {communication}, " if sums["communication_ns"] else ""
     warm_up = result.steps.filter("warm_up")["step"].unique(maintain_order=True).to_list()
     if warm_up and result.basis.in_steps:
-        time += f", without warm-up ({listed(warm_up[:_NAMED])})"
+        time += f", without warm-up ({display.listed(warm_up[:_NAMED])})"
     return f"{time}: compute {compute}, {exposed}exposed copies {copies}, idle {idle}."
 
 
@@ -245,7 +233,7 @@ def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
     )
     if exposed < SMALL_FRAC * sums["span_ns"]:
         return f"{opening} More overlap would gain little."
-    return sentences(advice(result), opening, why_exposed(result), _ranks(result).strip())
+    return display.sentences(advice(result), opening, why_exposed(result), _ranks(result).strip())
 
 
 def why_exposed(result: Overlap) -> str:
@@ -291,7 +279,7 @@ def advice(
     earlier = _EARLIER if largest == AFTER and pytorch else {}
     text = _XLA if xla and largest != OTHER else earlier.get(kind or "", texts[largest])
     text = _REMEDY if kind is None and largest not in (WAITING, UNKNOWN) else text
-    return sentences(text, _ALL_RANKS if unknown else "")
+    return display.sentences(text, _ALL_RANKS if unknown else "")
 
 
 def _streams(row: Mapping[str, Any]) -> str:
@@ -362,7 +350,7 @@ def _notes(result: Overlap) -> Iterator[str]:
             f"{low:,} of {stretches:,} intervals of {format_ns(width)} are busy for less than half "
             "of the time; gpu-idle shows the causes."
         )
-    yield from without_end(result.unfinished, "device event")
+    yield from display.without_end(result.unfinished, "device event")
     busy = int(result.streams["busy_ns"].sum())
     yield from note_launched_before(result.launched_before_ns, busy)
 
@@ -389,7 +377,9 @@ def _tables(result: Overlap) -> tuple[Table, ...]:
     tables["group"] = _groups(result)
     first = [tables.pop("group" if result.by in _OF_GROUPS else result.by)]
     if result.reasons.height:
-        labels = headings("why: reason, exposed_ns: exposed, share_frac: share, collectives")
+        labels = display.headings(
+            "why: reason, exposed_ns: exposed, share_frac: share, collectives"
+        )
         named = result.reasons.with_columns(why=pl.col("reason").replace_strict(_REASON_NAMES))
         first.append(Table("reasons", "Why communication is exposed", named, labels))
     return (*first, *(replace(table, detail=True) for table in tables.values()))
@@ -413,7 +403,7 @@ def _groups(result: Overlap) -> Table:
     frame = frame.with_columns(
         overlap_frac=pl.col("overlapped_ns") / pl.col("communication_ns"), exposed_frac=share
     ).sort("exposed_ns", *keys, descending=[True, *[False] * len(keys)])
-    columns = {**dict.fromkeys(keys), **headings(
+    columns = {**dict.fromkeys(keys), **display.headings(
         """ranks, n: collectives, message_bytes: bytes, communication_ns: communication,
         overlap_frac: overlapped, exposed_ns: exposed, exposed_frac: share of exposed,
         waiting_ns: waiting for ranks"""
@@ -434,11 +424,15 @@ def _table(result: Overlap, name: str, title: str, columns: str) -> Table:
     devices, frame = result.devices, getattr(result, name.removesuffix("_utilisation"))
     empty = "no steps are marked" if name == "steps" else "none"
     keys = {"rank": "rank"} if devices["rank"].null_count() < devices.height else {}
-    if devices["path"].n_unique() > 1 and not identified_by_rank(devices):
-        frame = frame.with_columns(file=short_paths(frame["path"]))
+    if devices["path"].n_unique() > 1 and not display.identified_by_rank(devices):
+        frame = frame.with_columns(file=display.short_paths(frame["path"]))
         keys = {"file": "file", **keys}
     empty_columns = set() if devices["communication_ns"].sum() else _OF_COMMUNICATION
-    rest = {name: label for name, label in headings(columns).items() if name not in empty_columns}
+    rest = {
+        name: label
+        for name, label in display.headings(columns).items()
+        if name not in empty_columns
+    }
     return Table(name, title, frame, {**keys, **rest}, empty, missing={"overlap_frac": "-"},
                  hide_first=("utilisation_frac", "communication_ns"))  # fmt: skip
 
@@ -458,22 +452,22 @@ def _parts(result: Overlap) -> Chart:
         "step": ("Step time breakdown", result.steps, PART_NAMES),
         "stream": ("Stream time breakdown", result.streams, _WORK_KINDS),
     }[by]
-    frame = rows.with_columns(places(rows))
+    frame = rows.with_columns(display.places(rows))
     if by == "device":
-        return stacked("parts", title, by_part(frame, ["on"], parts), "on")
-    pieces = by_part(frame, ["on", by], parts)
-    return stacked("parts", title, pieces, by, panel=_panel(frame))
+        return display.stacked("parts", title, display.by_part(frame, ["on"], parts), "on")
+    pieces = display.by_part(frame, ["on", by], parts)
+    return display.stacked("parts", title, pieces, by, panel=_panel(frame))
 
 
 def _timeline(result: Overlap) -> Chart:
     """Build the chart of shares over time; the rest to 100 % is idle."""
-    frame = result.timeline.with_columns(places(result.timeline))
+    frame = result.timeline.with_columns(display.places(result.timeline))
     busy = {name: label for name, label in PART_NAMES.items() if label != IDLE}
     shares = frame.with_columns(pl.col(name) / pl.col("span_ns") for name in busy)
-    return stacked(
+    return display.stacked(
         "utilisation",
         "Device utilisation over time",
-        by_part(shares, ["on", "at_ns"], busy, "share_frac"),
+        display.by_part(shares, ["on", "at_ns"], busy, "share_frac"),
         "at_ns",
         y="share_frac",
         x_label="time from the start",

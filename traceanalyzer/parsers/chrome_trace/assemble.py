@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer import schema
+from traceanalyzer import schema, vocabulary
 from traceanalyzer.machine import give_back
 from traceanalyzer.parsers.chrome_trace import columns as cols
 from traceanalyzer.parsers.chrome_trace.columns import (
@@ -24,19 +24,12 @@ from traceanalyzer.parsers.chrome_trace.points import MEMORY, flow_table, paired
 from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.tables import Order, time_order
 from traceanalyzer.trace import overlaps
-from traceanalyzer.vocabulary import (
-    DEVICE_KINDS,
-    DEVICE_WORK,
-    KINDS,
-    LAUNCH_KINDS,
-    kind_of_category,
-)
 
-_KINDS = pl.Series(KINDS, dtype=schema.KIND)
-_KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
-_DEVICE_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_KINDS], dtype=np.uint8)
-_CALL_CODES = np.array([_KIND_CODE[kind] for kind in LAUNCH_KINDS], dtype=np.uint8)
-_WORK_CODES = np.array([_KIND_CODE[kind] for kind in DEVICE_WORK], dtype=np.uint8)
+_KINDS = pl.Series(vocabulary.KINDS, dtype=schema.KIND)
+_KIND_CODE = {kind: code for code, kind in enumerate(vocabulary.KINDS)}
+_DEVICE_CODES = np.array([_KIND_CODE[kind] for kind in vocabulary.DEVICE_KINDS], dtype=np.uint8)
+_CALL_CODES = np.array([_KIND_CODE[kind] for kind in vocabulary.LAUNCH_KINDS], dtype=np.uint8)
+_WORK_CODES = np.array([_KIND_CODE[kind] for kind in vocabulary.DEVICE_WORK], dtype=np.uint8)
 _LINKED_CODES = np.concatenate([_CALL_CODES, _WORK_CODES])
 _MAX_DEVICE = 1 << 16
 #: So much work after the last call was launched ahead.
@@ -178,7 +171,7 @@ class Assembler:
         by_text = np.full(len(self.of.texts) + 1, other, np.uint8)
         texts = list(self.of.texts)
         for code in np.unique(self.category[self.category < len(texts)]).tolist():
-            by_text[code] = _KIND_CODE[kind_of_category(texts[code])]
+            by_text[code] = _KIND_CODE[vocabulary.kind_of_category(texts[code])]
         kinds = by_text[np.minimum(self.category, len(by_text) - 1)]
         memory = self.of.texts.get(MEMORY)
         if memory is not None:
@@ -209,7 +202,7 @@ class Assembler:
         """Mark rows with a selected kind or name."""
         if self.selection.kinds is None:
             return np.ones(len(self.kind), dtype=bool)
-        wanted = np.zeros(len(KINDS), dtype=bool)
+        wanted = np.zeros(len(vocabulary.KINDS), dtype=bool)
         wanted[[_KIND_CODE[kind] for kind in self.selection.kinds if kind in _KIND_CODE]] = True
         named = [
             code

@@ -7,15 +7,7 @@ from typing import Any
 
 import msgspec
 
-from traceanalyzer.parsers.chrome_trace import decode
-from traceanalyzer.parsers.chrome_trace.columns import (
-    NEVER,
-    Batch,
-    CounterValue,
-    Flows,
-    Metadata,
-    Rows,
-)
+from traceanalyzer.parsers.chrome_trace import columns, decode
 from traceanalyzer.parsers.chrome_trace.decode import NO_ARGS, NULL, Args, Event, text_of
 from traceanalyzer.parsers.chrome_trace.points import Draft, RawArgs, set_ids, slice_columns
 from traceanalyzer.parsers.contract import Selection
@@ -40,7 +32,7 @@ def extract(
     offset: int,
     raw_args: RawArgs,
     order: Sequence[int] | None = None,
-) -> Batch:
+) -> columns.Batch:
     """Return a batch of the selected events of a piece.
 
     Args:
@@ -56,7 +48,7 @@ def extract(
     rows = _slice_rows(draft, events, phases)
     slices = [events[row] for row in rows]
     times, _ = decode.nanoseconds([event.ts for event in slices])
-    batch = Batch(events=len(events))
+    batch = columns.Batch(events=len(events))
     batch.slices = slice_columns(draft, slices, rows)
     _others(draft, batch, events, phases)
     begun = zip(
@@ -65,7 +57,7 @@ def extract(
         strict=True,
     )
     times.extend(time for time, phase in begun if phase not in "EeF")
-    batch.first = min((time for time in times if time != NULL), default=NEVER)
+    batch.first = min((time for time in times if time != NULL), default=columns.NEVER)
     batch.texts = draft.codes.table()
     batch.issues = draft.issues
     if order is not None:
@@ -119,7 +111,7 @@ def _slice_rows(draft: Draft, events: Sequence[Event], phases: Sequence[Any]) ->
     return kept
 
 
-def _others(draft: Draft, batch: Batch, events: list[Event], phases: list[Any]) -> None:
+def _others(draft: Draft, batch: columns.Batch, events: list[Event], phases: list[Any]) -> None:
     """Process all events that are not a row of ``events`` by themselves."""
     selection, present = draft.selection, set(phases)
 
@@ -158,16 +150,16 @@ def _lose(draft: Draft, event: Event) -> None:
         draft.lose("no-phase")
 
 
-def _points(draft: Draft, chosen: list[tuple[int, Event]]) -> Rows:
-    out = Rows()
+def _points(draft: Draft, chosen: list[tuple[int, Event]]) -> columns.Rows:
+    out = columns.Rows()
     events, rows = _placed(draft, out, chosen)
     out.columns["key"] = draft.codes.column([_async_key(e) for e in events])
     out.args = draft.json_texts(rows)
     return out
 
 
-def _flows(draft: Draft, chosen: list[tuple[int, Event]]) -> Flows:
-    out = Flows()
+def _flows(draft: Draft, chosen: list[tuple[int, Event]]) -> columns.Flows:
+    out = columns.Flows()
     events, _ = _placed(draft, out, chosen)
     set_ids(out, "id", [e.id for e in events])
     out.at_next = [i for i, e in enumerate(events) if e.ph == "f" and e.bp != "e"]
@@ -175,7 +167,7 @@ def _flows(draft: Draft, chosen: list[tuple[int, Event]]) -> Flows:
 
 
 def _placed(
-    draft: Draft, out: Rows, chosen: list[tuple[int, Event]]
+    draft: Draft, out: columns.Rows, chosen: list[tuple[int, Event]]
 ) -> tuple[list[Event], list[int]]:
     """Fill the columns of the events that have a time; return these and their rows."""
     events, rows, ts = draft.timed([event for _, event in chosen], [row for row, _ in chosen])
@@ -210,7 +202,7 @@ def _async_key(event: Event) -> str | None:
     return f"{event.cat}\0{scope}\0{text_of(identity)}"
 
 
-def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> Iterator[CounterValue]:
+def _readings(draft: Draft, event: Event, raw: msgspec.Raw) -> Iterator[columns.CounterValue]:
     """Return the readings of a counter event, one per series."""
     ts = decode.nanosecond(bytes(event.ts))
     if ts is None:
@@ -246,7 +238,7 @@ def _number(value: Any) -> float | None:
     return number if number is not None and abs(number) < float("inf") else None
 
 
-def _metadata(event: Event) -> Metadata:
+def _metadata(event: Event) -> columns.Metadata:
     """Return the content of a metadata event (phase M)."""
     pid, tid = decode.integer(event.pid), decode.integer(event.tid)
     args = event.args if type(event.args) is Args else NO_ARGS

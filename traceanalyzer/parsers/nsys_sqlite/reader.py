@@ -21,18 +21,9 @@ from traceanalyzer.parsers.nsys_sqlite.identity import (
     untraced_processes,
 )
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.sqlite import rows
 from traceanalyzer.parsers.sqlite.database import Database, TableFolder
 from traceanalyzer.parsers.sqlite.pages import File, on_disk
-from traceanalyzer.parsers.sqlite.rows import (
-    Finding,
-    assemble,
-    grouped_by_rank,
-    negative,
-    of_database,
-    of_file,
-    of_rows,
-    split_by_rank,
-)
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import (
     FAILED_CALLS,
@@ -128,7 +119,7 @@ class _Recording:
     def trace(self, parts: list[pl.DataFrame]) -> Trace:
         """Return the trace of some rows; the list is emptied."""
         side = {name: getattr(self, name) for name in ("stacks", "counters", "lanes", "issues")}
-        return Trace(sources=(self.meta,), **assemble(parts), **side)
+        return Trace(sources=(self.meta,), **rows.assemble(parts), **side)
 
     def trace_of(self, rank: int | None, parts: list[pl.DataFrame]) -> Trace:
         """Return the trace of the rows of one of several ranks; the list is emptied."""
@@ -154,7 +145,7 @@ def parse_ranks(
 ) -> list[Callable[[], Trace]]:
     """Read an export like :func:`parse`; return a function per rank that builds its trace."""
     recording = _read(source, selection, progress, split=True)
-    parts_of = grouped_by_rank(recording.parts)
+    parts_of = rows.grouped_by_rank(recording.parts)
     if parts_of.keys() <= {recording.meta.rank} and selection.ranks is None:
         parts = [part for parts in parts_of.values() for part in parts]
         return [partial(recording.trace, parts)]
@@ -207,11 +198,11 @@ def _read(
         for part in _parts(export, identity, recording):
             missing = part["ts"].null_count()
             timeless += missing
-            backwards += negative([part])
+            backwards += rows.negative([part])
             timed = part.drop_nulls("ts") if missing else part
             if selection.ranks is not None:
                 timed = timed.filter(pl.col("rank").is_in(sorted(selection.ranks)))
-            recording.parts += split_by_rank(timed) if split else [timed]
+            recording.parts += rows.split_by_rank(timed) if split else [timed]
             del part, timed
         timeless += sum(odd[0] for odd in export.dropped)
         backwards += sum(sum(odd[1:]) for odd in export.dropped)
@@ -219,10 +210,10 @@ def _read(
         recording.lanes = _lanes(export, identity, recording.parts)
         issues = [
             *source.issues,
-            *of_file(file),
+            *rows.of_file(file),
             *unusable,
-            *of_rows(timeless, backwards),
-            *of_database(database),
+            *rows.of_rows(timeless, backwards),
+            *rows.of_database(database),
             *_of_export(export, identity, meta.version),
         ]
     recording.issues = issue_rows(issues, meta.rank)
@@ -302,12 +293,12 @@ def _only_process(database: Database) -> int | None:
     return known.item() if known.len() == 1 else None
 
 
-def _without_columns(database: Database, only_process: int | None) -> list[Finding]:
+def _without_columns(database: Database, only_process: int | None) -> list[rows.Finding]:
     """Drop tables without a required column, and report them and missing tables.
 
     The process may be missing if the export has only this one.
     """
-    issues: list[Finding] = [
+    issues: list[rows.Finding] = [
         ("data_loss", "missing-table", 1, f"{table} is a view or virtual table")
         for table in sorted(database.not_tables.intersection([*tables.REQUIRED, tables.STRINGS]))
     ]
@@ -323,7 +314,9 @@ def _without_columns(database: Database, only_process: int | None) -> list[Findi
     return issues
 
 
-def _of_export(export: tables.Export, identity: Identity, version: str | None) -> Iterator[Finding]:
+def _of_export(
+    export: tables.Export, identity: Identity, version: str | None
+) -> Iterator[rows.Finding]:
     """Report warnings of nsys, missing recordings, unread tables, and assumed ranks."""
     if identity.numbered:
         count = len(identity.ranks)

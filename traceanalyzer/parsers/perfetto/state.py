@@ -14,19 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traceanalyzer.parsers.perfetto.wire import (
-    DELIMITED,
-    NULL,
-    Field,
-    Ints,
-    State,
-    double,
-    numbered,
-    quoted,
-    signed,
-    text,
-    whole_fields,
-)
+from traceanalyzer.parsers.perfetto import wire
 from traceanalyzer.parsers.rocpd.recording import copy_name
 
 REALTIME: Key = (0, 1)
@@ -34,8 +22,8 @@ _LAST = 1 << 62
 
 
 def on_trace_clock(
-    described: Described, ts: Ints, clock: Ints, sequence: Ints
-) -> tuple[Ints, Ints]:
+    described: Described, ts: wire.Ints, clock: wire.Ints, sequence: wire.Ints
+) -> tuple[wire.Ints, wire.Ints]:
     """Return the times of packets on the clock of the trace, and the rows with an unknown clock.
 
     Args:
@@ -45,8 +33,8 @@ def on_trace_clock(
         sequence: packet sequence.
     """
     target = (0, described.primary)
-    result = np.where((ts >= 0) & (ts < _LAST), ts, NULL)
-    keys, of_row = numbered(sequence << 32 | clock)
+    result = np.where((ts >= 0) & (ts < _LAST), ts, wire.NULL)
+    keys, of_row = wire.numbered(sequence << 32 | clock)
     unknown = np.zeros(len(ts), np.bool_)
     for number, both in enumerate(keys.tolist()):
         key = clock_key(both & 0xFFFFFFFF, both >> 32 & 0xFFFFFFFF)
@@ -81,17 +69,17 @@ def epoch_ns(described: Described) -> int | None:
     return int(moment[0]) - first
 
 
-def _absolute(snapshots: list[Snapshot], key: Key, times: Ints, rows: Ints) -> Ints:
+def _absolute(snapshots: list[Snapshot], key: Key, times: wire.Ints, rows: wire.Ints) -> wire.Ints:
     """Return absolute times of a clock whose packets count its unit, or time since the previous."""
     known = [(shot.row, one) for shot in snapshots for one in shot.clocks if one.key == key]
     if not known:
         return times
     unit = known[0][1].unit
-    valid = times != NULL
+    valid = times != wire.NULL
     limit = _LAST // unit
     scaled = np.where(valid & (times < limit), times, 0) * unit
     if not known[0][1].is_incremental:
-        return np.where(valid & (times < limit), scaled, NULL)
+        return np.where(valid & (times < limit), scaled, wire.NULL)
     # sums begin at each snapshot
     at = np.array([row for row, _ in known])
     base = np.array([one.time for _, one in known])
@@ -100,7 +88,7 @@ def _absolute(snapshots: list[Snapshot], key: Key, times: Ints, rows: Ints) -> I
     first = np.searchsorted(segment, segment)
     before = total[first] - np.minimum(scaled, _LAST >> 20)[first]
     sums = total - before + np.where(segment >= 0, base[np.maximum(segment, 0)], 0)
-    return np.where(valid & (sums >= 0) & (sums < _LAST), sums, NULL)
+    return np.where(valid & (sums >= 0) & (sums < _LAST), sums, wire.NULL)
 
 
 def _path(snapshots: list[Snapshot], source: Key, target: Key) -> list[tuple[Key, Key]] | None:
@@ -124,7 +112,7 @@ def _path(snapshots: list[Snapshot], source: Key, target: Key) -> list[tuple[Key
     return None
 
 
-def _converted(snapshots: list[Snapshot], source: Key, target: Key, times: Ints) -> Ints:
+def _converted(snapshots: list[Snapshot], source: Key, target: Key, times: wire.Ints) -> wire.Ints:
     """Convert times with the last snapshot before each."""
     pairs = []
     for shot in snapshots:
@@ -134,7 +122,7 @@ def _converted(snapshots: list[Snapshot], source: Key, target: Key, times: Ints)
     pairs.sort()
     at, offset = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     place = np.maximum(np.searchsorted(at, times, side="right") - 1, 0)
-    return np.where(times == NULL, NULL, times + offset[place])
+    return np.where(times == wire.NULL, wire.NULL, times + offset[place])
 
 
 #: Categories of rocprofv3, as Kineto spells them.
@@ -202,9 +190,9 @@ class Specs:
     gpus: dict[int, int] = field(default_factory=dict)
 
 
-def new_state() -> State:
+def new_state() -> wire.State:
     """Return a state without texts."""
-    return State({}, {}, {}, {}, {})
+    return wire.State({}, {}, {}, {}, {})
 
 
 @dataclass
@@ -221,17 +209,17 @@ class Described:
         gpu_counters: rows of GPU counters, likewise.
     """
 
-    states: defaultdict[Key, State] = field(default_factory=lambda: defaultdict(new_state))
+    states: defaultdict[Key, wire.State] = field(default_factory=lambda: defaultdict(new_state))
     tracks: dict[int, Track] = field(default_factory=dict)
     defaults: defaultdict[Key, Defaults] = field(default_factory=lambda: defaultdict(Defaults))
     specs: defaultdict[Key, Specs] = field(default_factory=lambda: defaultdict(Specs))
     snapshots: list[Snapshot] = field(default_factory=list)
     primary: int = 6
-    stages: list[tuple[int, Field]] = field(default_factory=list)
-    gpu_counters: list[tuple[int, Field]] = field(default_factory=list)
+    stages: list[tuple[int, wire.Field]] = field(default_factory=list)
+    gpu_counters: list[tuple[int, wire.Field]] = field(default_factory=list)
 
 
-def generations(sequence: Ints, flags: Ints) -> Ints:
+def generations(sequence: wire.Ints, flags: wire.Ints) -> wire.Ints:
     """Return the number of resets of its sequence up to and including each packet."""
     if len(sequence) and sequence.min() == sequence.max():
         return np.cumsum(flags & 1)
@@ -254,8 +242,8 @@ def describe(data: memoryview, rows: Iterable[tuple[int, ...]]) -> Described:
     result = Described()
     for row, at, length, sequence, generation in rows:
         key = (sequence, generation)
-        for one in whole_fields(data, at, at + length):
-            if one.type != DELIMITED:
+        for one in wire.whole_fields(data, at, at + length):
+            if one.type != wire.DELIMITED:
                 continue
             if one.number == 12:
                 _interned(data, one, result.states[key], result.specs[key])
@@ -272,40 +260,40 @@ def describe(data: memoryview, rows: Iterable[tuple[int, ...]]) -> Described:
     return result
 
 
-def inside(data: memoryview, message: Field) -> dict[int, Field]:
+def inside(data: memoryview, message: wire.Field) -> dict[int, wire.Field]:
     """Return the fields of a message by number; of repeated ones the last."""
-    end = message.at + (message.value if message.type == DELIMITED else 0)
-    return {one.number: one for one in whole_fields(data, message.at, end)}
+    end = message.at + (message.value if message.type == wire.DELIMITED else 0)
+    return {one.number: one for one in wire.whole_fields(data, message.at, end)}
 
 
-def number(known: dict[int, Field], tag: int, default: int = 0) -> int:
+def number(known: dict[int, wire.Field], tag: int, default: int = 0) -> int:
     """Return an integer field."""
     one = known.get(tag)
-    return default if one is None or one.type == DELIMITED else one.value
+    return default if one is None or one.type == wire.DELIMITED else one.value
 
 
-def text_of(data: memoryview, known: dict[int, Field], tag: int) -> str | None:
+def text_of(data: memoryview, known: dict[int, wire.Field], tag: int) -> str | None:
     """Return a text field; None if it is absent or empty."""
     one = known.get(tag)
-    return None if one is None else text(data, one) or None
+    return None if one is None else wire.text(data, one) or None
 
 
-def _interned(data: memoryview, message: Field, state: State, specs: Specs) -> None:
+def _interned(data: memoryview, message: wire.Field, state: wire.State, specs: Specs) -> None:
     tables = {1: state.categories, 2: state.names, 3: state.keys, 29: state.strings}
     plain = {24: specs.stages, 1000: specs.kernels, 1001: specs.arguments}
-    for one in whole_fields(data, message.at, message.at + message.value):
+    for one in wire.whole_fields(data, message.at, message.at + message.value):
         known = inside(data, one)
         id_, content = number(known, 1), text_of(data, known, 2) or ""
         if one.number in tables:
-            tables[one.number][id_] = quoted(_as_kineto(one.number, content))
+            tables[one.number][id_] = wire.quoted(_as_kineto(one.number, content))
         elif one.number in plain:
             plain[one.number][id_] = (
                 text_of(data, known, 3) if one.number == 1000 else None
             ) or content
         elif one.number == 23:
-            specs.contexts[id_] = signed(number(known, 2))
+            specs.contexts[id_] = wire.signed(number(known, 2))
         elif one.number == 47:
-            specs.gpus[id_] = signed(number(known, 3))
+            specs.gpus[id_] = wire.signed(number(known, 3))
             if 2 in known:
                 specs.counters[id_] = counter_names(data, known[2])
 
@@ -319,16 +307,16 @@ def _as_kineto(table: int, content: str) -> str:
     return _ARGUMENTS.get(content, content) if table == 3 else content
 
 
-def counter_names(data: memoryview, descriptor: Field) -> dict[int, str]:
+def counter_names(data: memoryview, descriptor: wire.Field) -> dict[int, str]:
     """Return the names of GPU counters by id."""
-    if descriptor.type != DELIMITED:
+    if descriptor.type != wire.DELIMITED:
         return {}
-    specs = whole_fields(data, descriptor.at, descriptor.at + descriptor.value)
+    specs = wire.whole_fields(data, descriptor.at, descriptor.at + descriptor.value)
     known = [inside(data, one) for one in specs if one.number == 1]
     return {number(one, 1): text_of(data, one, 2) or f"counter {number(one, 1)}" for one in known}
 
 
-def _track(data: memoryview, message: Field, result: Described) -> None:
+def _track(data: memoryview, message: wire.Field, result: Described) -> None:
     known = inside(data, message)
     uuid = number(known, 1)
     track = result.tracks.setdefault(uuid, Track())
@@ -338,29 +326,31 @@ def _track(data: memoryview, message: Field, result: Described) -> None:
     if 3 in known:
         process = inside(data, known[3])
         labels = text_of(data, process, 8)
-        track.process = (signed(number(process, 1)), text_of(data, process, 6), labels)
+        track.process = (wire.signed(number(process, 1)), text_of(data, process, 6), labels)
     if 4 in known:
         thread = inside(data, known[4])
         track.thread = (
-            signed(number(thread, 1)), signed(number(thread, 2)), text_of(data, thread, 5)
+            wire.signed(number(thread, 1)), wire.signed(number(thread, 2)), text_of(data, thread, 5)
         )  # fmt: skip
     if 8 in known:
         counter = inside(data, known[8])
-        multiplier = signed(number(counter, 4)) or 1
+        multiplier = wire.signed(number(counter, 4)) or 1
         track.counter = (text_of(data, counter, 6), multiplier, bool(number(counter, 5)))
 
 
-def _snapshot(data: memoryview, message: Field, row: int, sequence: int, result: Described) -> None:
+def _snapshot(
+    data: memoryview, message: wire.Field, row: int, sequence: int, result: Described
+) -> None:
     clocks = []
-    for one in whole_fields(data, message.at, message.at + message.value):
+    for one in wire.whole_fields(data, message.at, message.at + message.value):
         if one.number == 1:
             known = inside(data, one)
             key = clock_key(number(known, 1), sequence)
             unit = number(known, 4) or 1
-            time = signed(number(known, 2)) * unit
+            time = wire.signed(number(known, 2)) * unit
             if abs(time) < 1 << 62:
                 clocks.append(Clock(key, time, bool(number(known, 3)), unit))
-        elif one.number == 2 and one.type != DELIMITED and one.value:
+        elif one.number == 2 and one.type != wire.DELIMITED and one.value:
             result.primary = one.value
     result.snapshots.append(Snapshot(row, clocks))
 
@@ -370,7 +360,7 @@ def clock_key(id_: int, sequence: int) -> Key:
     return (sequence if 64 <= id_ < 128 else 0, id_)
 
 
-def _defaults(data: memoryview, message: Field, defaults: Defaults) -> None:
+def _defaults(data: memoryview, message: wire.Field, defaults: Defaults) -> None:
     known = inside(data, message)
     if 58 in known:
         defaults.clock = number(known, 58)
@@ -382,16 +372,16 @@ def _defaults(data: memoryview, message: Field, defaults: Defaults) -> None:
         defaults.extra_double = integers(data, event, 45) or defaults.extra_double
 
 
-def integers(data: memoryview, message: Field, tag: int) -> list[int]:
+def integers(data: memoryview, message: wire.Field, tag: int) -> list[int]:
     """Return a repeated integer field that is not packed."""
-    end = message.at + (message.value if message.type == DELIMITED else 0)
+    end = message.at + (message.value if message.type == wire.DELIMITED else 0)
     return [
         one.value
-        for one in whole_fields(data, message.at, end)
-        if one.number == tag and one.type != DELIMITED
+        for one in wire.whole_fields(data, message.at, end)
+        if one.number == tag and one.type != wire.DELIMITED
     ]
 
 
-def doubles(data: memoryview, message: Field, tag: int) -> list[float]:
+def doubles(data: memoryview, message: wire.Field, tag: int) -> list[float]:
     """Return a repeated field of doubles that is not packed."""
-    return [double(value) for value in integers(data, message, tag)]
+    return [wire.double(value) for value in integers(data, message, tag)]
