@@ -251,8 +251,6 @@ def _counted_products(result: Kernels, time: DeviceTime) -> int:
     )
 
 
-#: Least share of pointwise kernels that fusion saves.
-_POINTWISE = 0.1
 _FUSE_NORMS = (
     "Replace each norm by a fused one (torch.nn.RMSNorm of a recent PyTorch, Liger, Apex), or "
     "torch.compile it."
@@ -263,13 +261,12 @@ _FUSE_NORMS = (
     "kernels",
     "memory-bound kernels: elementwise operations and copies that are not fused",
     "time of elementwise and copy kernels that run one after another, without the longest kernel "
-    f"of each sequence, and without those of TorchInductor and changes of layout, {OF_STEP}; of "
-    "RMS norms by separate operators all kernels but the first, twice where it is not that much",
-    {"info": _POINTWISE, "warning": 0.2, "critical": 0.3},
+    f"of each sequence, and without those of TorchInductor and changes of layout, {OF_STEP}",
+    {"info": 0.1, "warning": 0.2, "critical": 0.3},
     uses=("gpu_idle",),
 )
 def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
-    """Yield pointwise kernels that could be fused, and norms by separate operators."""
+    """Yield pointwise kernels that could be fused."""
     time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
     growing = [kernel for kernel, *_ in growing_copies(result, time)]
     kernels = result.heaviest("name").filter(~pl.col("kernel").is_in(growing))
@@ -281,16 +278,7 @@ def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured
         return
     top = rows.head(_NAMED).iter_rows()
     longest = ", ".join(f"{name} ({time.text(ns)})" for name, _, ns in top)
-    norms = of_purpose(result, training.NORM, time)
-    of_norms, place = int(norms["ns"].sum()), norms["place"].drop_nulls().mode().sort().head(1)
-    where = "".join(f" in {frame_text(name)}" for name in place)
-    norm = f"RMS norms run as separate operators{where} (pow, mean, rsqrt, mul, and casts)"
-    if of_norms and time.frac(total) < _POINTWISE:
-        yield Measured(
-            f"{norm}: {time.share(of_norms)}.", advice=_FUSE_NORMS, total_ns=of_norms,
-            size=2 * time.frac(of_norms), cost_frac=time.frac(of_norms), confidence="medium",
-        )  # fmt: skip
-        return
+    of_norms, norms = _norms(result, time)
     yield Measured(
         title="Elementwise and copy kernels run one after another instead of fused: "
         f"{time.share(total)}.",
@@ -300,13 +288,37 @@ def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured
                 f"average, take {time.share(whole)}. Fusion leaves the longest kernel of each "
                 f"sequence, which is not counted above.{_not_counted(result, names, whole)}"
             ),
-            *[f"{norm}: {time.share(of_norms)} of that above."] * bool(of_norms),
+            *[f"{norms}: {time.share(of_norms)} of that above."] * bool(of_norms),
             f"Most time: {longest}.",
         ),
         advice=f"{_fusing(answers)}{f' {_FUSE_NORMS}' * bool(of_norms)}",
         total_ns=total,
         confidence="medium",
     )
+
+
+@rule(
+    "kernels",
+    "RMS norms by separate operators",
+    f"time of all their kernels but the first, {OF_STEP}, unless memory-bound-kernels counts them",
+    {"info": 0.05, "warning": 0.1},
+    uses=("gpu_idle",),
+)
+def separate_norms(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    """Yield the time that fused norms save."""
+    total, norms = _norms(result, answers.time)
+    if total and answers.time.whole_ns and not is_found(memory_bound_kernels, answers):
+        title = f"{norms}: {answers.time.share(total)}."
+        yield Measured(title, advice=_FUSE_NORMS, total_ns=total, confidence="medium")
+
+
+def _norms(result: Kernels, time: DeviceTime) -> tuple[int, str]:
+    """Return the time of RMS norms by separate operators, and what they do where."""
+    rows = of_purpose(result, training.NORM, time)
+    places = rows["place"].drop_nulls().mode().sort().head(1)
+    where = "".join(f" in {frame_text(name)}" for name in places)
+    what = f"RMS norms run as separate operators{where} (pow, mean, rsqrt, mul, and casts)"
+    return int(rows["ns"].sum()), what
 
 
 def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
@@ -728,7 +740,7 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
 
 
 RULES = (
-    _no_tensor_cores, _double_precision, _unfused_attention, memory_bound_kernels, _far_from_roof,
-    _unaligned_products, _growing_copies, _unfused_optimizer, _tensor_loop, _anomaly_detection,
-    _recomputed_activations,
+    _no_tensor_cores, _double_precision, _unfused_attention, memory_bound_kernels, separate_norms,
+    _far_from_roof, _unaligned_products, _growing_copies, _unfused_optimizer, _tensor_loop,
+    _anomaly_detection, _recomputed_activations,
 )  # fmt: skip

@@ -218,7 +218,8 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     yield from _matrix_updates(result, answers)
     sums = kinds(result, time)
     doubles = busy.double_in(result, time)["kernel"]
-    if fused := busy.is_found(busy.memory_bound_kernels, answers):
+    pointwise = (busy.memory_bound_kernels, busy.separate_norms)
+    if fused := any(busy.is_found(one, answers) for one in pointwise):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     in_pytorch = result.has_operators and answers.program.pytorch
     others = 0
