@@ -71,6 +71,12 @@ def test_steps_overlapping_by_rounding_both_count() -> None:
     assert result.steps["before_ns"].drop_nulls().to_list() == [0, 0]
 
 
+def test_the_two_lengths_of_steps_are_counted() -> None:
+    verdict = steps(trace(loop([300, 100, 300, 300, 100, 300, 300, 100, 300, 300]))).verdict
+    assert "7 of 10 steps take 3 times" in verdict
+    assert "the other 3 " in verdict
+
+
 def test_nested_step_does_not_count() -> None:
     events = [step(1, 0, 10_000), step(2, 9_500, 500), step(3, 5_000, 6_000), step(4, 11_000, 900)]
     assert of(steps(trace(events)), "step") == [("ProfilerStep#1",), ("ProfilerStep#4",)]

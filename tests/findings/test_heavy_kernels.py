@@ -325,11 +325,14 @@ def test_recording_of_others(shared: Path) -> None:
     assert all(name in first.title for name in ("indexing_backward_kernel", "_index_put_impl_"))
 
 
-@pytest.mark.parametrize(("blocks", "is_small"), [(1, True), (64, False)])
-def test_a_grid_of_few_blocks(blocks: int, *, is_small: bool) -> None:
+@pytest.mark.parametrize(
+    ("grid", "is_small"), [((1, 1, 1), True), ((64, 1, 1), False), ((1, 8, 8), False)]
+)
+def test_a_grid_of_few_blocks(grid: tuple[int, int, int], *, is_small: bool) -> None:
     traced = steps([("", "weight_sum", 400), GEMM])
     rows = traced.events.with_row_index("event").filter(pl.col("name").cast(str) == "weight_sum")
-    grids = rows.select("event", grid_x=pl.lit(blocks, pl.Int32), grid_y=1, grid_z=1)
+    sizes = {f"grid_{axis}": pl.lit(n, pl.Int32) for axis, n in zip("xyz", grid, strict=True)}
+    grids = rows.select("event", **sizes)
     grids = pl.concat([traced.launch_configs, grids], how="diagonal_relaxed")
     (found,) = judged(replace(traced, launch_configs=grids))
     assert any("block" in text for text in found.evidence) == is_small
