@@ -20,6 +20,7 @@ from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.causes import FIRST_USE
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.overlap.result import Overlap
@@ -66,7 +67,7 @@ UNNAMED = 0.005
 def path_of(name: str) -> Path:
     """Return where a recording is."""
     shared = Path(__file__).parents[2] / "shared" / "data"
-    path = shared / name if name.startswith(CAUSES) else FIXTURES / name
+    path = shared / name if name.startswith((CAUSES, "chrome/")) else FIXTURES / name
     if not path.exists():
         pytest.skip(f"{path} is not there")
     return path
@@ -262,3 +263,13 @@ def test_two_stragglers_cost_as_much_in_both_commands(tmp_path: Path) -> None:
     for rank, one in stragglers.items():
         share = comm.ranks.filter(rank=rank)["straggler_frac"].item()
         assert 0.1 < share == pytest.approx(one.cost_frac, rel=0.01)
+
+
+@pytest.mark.parametrize("name", [*ALL, "chrome/kineto/a100_alexnet_cuda_sync.json.gz"])
+def test_setup_is_no_cost_of_each_step_in_both_commands(name: str) -> None:
+    """Only the largest cause has advice in gpu-idle."""
+    diagnosis, idle = pair(name, "gpu_idle", GpuIdle)
+    cause = max(FIRST_USE, key=lambda cause: idle.idle_by_cause[cause])
+    once = [one.per.endswith("once") for one in findings(diagnosis)
+            if one.id == IDLE_RULES[cause] and not idle.basis.in_steps]  # fmt: skip
+    assert not once or once[0] == idle.is_once(cause)

@@ -82,7 +82,7 @@ def _measured(
     few = cause == causes.LAUNCH and _is_in_few(losses, _FEW, _MANY)
     alone = cause == causes.PEER and not _are_matched(answers)
     if once or (few and not result.pauses_of(cause)[1]):
-        advice = _once_advice(time, answers) if once else _first_launches(result)
+        advice = causes.ONCE[answers.program.pytorch] if once else _first_launches(result)
     elif alone:
         advice = _ALONE
     else:
@@ -221,7 +221,7 @@ def _first_collective(losses: pl.DataFrame, answers: Answers) -> Measured:
     return Measured(
         title=f"The first {first[0] if first.len() else 'collective'} of a process group"
         f"{in_steps(steps, time)} creates its communicator: {time.share(total, once=True)}.",
-        advice=_once_advice(time, answers),
+        advice=causes.ONCE[answers.program.pytorch],
         total_ns=total,
         once=True,
         confidence="medium",
@@ -248,7 +248,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
         size=size,
         title=f"{what}{'s' * several} {does}: {time.text(total, once=True)}.",
         evidence=tuple(_longest(result, cause)),
-        advice=_once_advice(time, answers),
+        advice=causes.ONCE[answers.program.pytorch],
         total_ns=total,
         once=True,
         cost_frac=size,
@@ -402,14 +402,6 @@ def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
 _READS = r"^aten::(?:item|_local_scalar_dense)$|Synchronize"
 
 
-#: Causes that are setup if they occur only in the first step.
-_FIRST_USE = (
-    causes.MODULE_LOADING,
-    causes.MEMORY_MANAGEMENT,
-    causes.COMMUNICATOR,
-    causes.GRAPH_BUILDING,
-    causes.API_CALLS,
-)
 #: Minimum share of a loss in the first step to count as setup.
 _NEARLY_ALL = 0.8
 #: Setup calls: handles, communicators, compilation.
@@ -417,16 +409,6 @@ _SET_UP = (
     r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
     r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
 )
-_ONCE_ADVICE = (
-    "This is one-time setup{where}, not a cost of each step: exclude it from the recording with "
-    "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it."
-)
-
-
-def _once_advice(time: DeviceTime, answers: Answers) -> str:
-    if not answers.program.pytorch:
-        return "This is one-time setup: start the recording after a warm-up."
-    return _ONCE_ADVICE.format(where=" in the first step" if time.in_steps else "")
 
 
 def _first_launches(result: GpuIdle) -> str:
@@ -449,8 +431,9 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     if cause == causes.MODULE_LOADING and _are_first_launches(losses, answers):
         return True
     if not time.in_steps:
-        one = cause in _FIRST_USE and _is_in_few(losses, _ONE)
-        return one or (cause in (*_FIRST_USE, causes.LAUNCH) and _is_in_few(losses, _FEW, _MANY))
+        one = cause in causes.FIRST_USE and _is_in_few(losses, _ONE)
+        known = (*causes.FIRST_USE, causes.LAUNCH)
+        return one or (cause in known and _is_in_few(losses, _FEW, _MANY))
     keys = ["path", "rank", "device"]
     begin = pl.col("start").min().over(keys)
     first = time.windows.drop_nulls("step").filter(
@@ -467,7 +450,7 @@ def _is_set_up(cause: str, result: GpuIdle) -> bool:
     gaps = result.of_cause(cause)
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
     set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
-    return cause in _FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
+    return cause in causes.FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
 
 
 def _are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:

@@ -142,10 +142,10 @@ def shorten_all(texts: Sequence[str], width: int) -> list[str]:
 
 
 def _brief(text: str) -> str:
-    """Return ``HtoD pinned`` for ``Memcpy HtoD (Pinned -> Device)``, other texts unchanged."""
+    """Return ``HtoD pinned`` for ``Memcpy HtoD (Pinned -> Device)``, and the first of shares."""
     match = _COPY.fullmatch(text)
     if match is None:
-        return text
+        return f"{text.partition('%), ')[0]}%) ..." if "%), " in text else text
     kinds = [kind.lower() for kind in match.group(2, 3) if kind != "Device"]
     return " ".join((match[1], *kinds))
 

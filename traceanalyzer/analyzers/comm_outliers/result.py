@@ -529,11 +529,12 @@ def _bubble(result: CommOutliers) -> str:
     """Report the wait time of pipeline stages with about equal work."""
     wait, whole = result.totals.total_wait_ns, result.totals.total_span_ns
     exposed = result.exposed_wait_ns
+    part = "all" if exposed == wait else format_ns(exposed)
     rest = 1 - int(result.ranks["compute_ns"].sum()) / max(whole, 1)
     schedule = result.pipeline.schedule(rest) if result.pipeline else ""
     return sentences(
         "The ranks are pipeline stages with about equal work, which wait for each other by their "
-        f"schedule: {format_ns(wait)} in total, {format_ns(exposed)} of it without compute "
+        f"schedule: {format_ns(wait)} in total, {part} of it without compute "
         f"({_share(exposed, whole)} of the recorded time).",
         schedule,
     )

@@ -373,6 +373,16 @@ ALL_GPUS = (
 )
 
 
+#: Causes that are setup if they occur only in the first step, or in a few calls without steps.
+FIRST_USE = (MODULE_LOADING, MEMORY_MANAGEMENT, COMMUNICATOR, GRAPH_BUILDING, API_CALLS)
+#: Advice for setup, of PyTorch or another framework.
+ONCE = {
+    True: "This is one-time setup, not a cost of each step: exclude it from the recording with "
+    "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it.",
+    False: "This is one-time setup: start the recording after a warm-up.",
+}
+
+
 def advice(cause: str, program: Api, *, code: str) -> str:
     """Return the advice for a cause of idle time if nothing else is known.
 

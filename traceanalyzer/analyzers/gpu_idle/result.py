@@ -23,6 +23,9 @@ from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_first, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATE_HOST, SYNCHRONISE, call_class
 
+#: From this share of a cause on, three gaps have nearly all of its time.
+_SETUP_FRAC = 0.8
+
 #: Share of the time below which no action is needed.
 _LITTLE = 0.05
 
@@ -253,6 +256,13 @@ class GpuIdle(Result):
         known = cause == causes.SYNCHRONISATION and self.coverage.launches_known
         return known and self.activity(cause).steps_on_cpu
 
+    def is_once(self, cause: str) -> bool:
+        """Whether setup has nearly all of its time in three gaps of each device, without steps."""
+        rows = self.of_cause(cause).group_by("rank", "path", "device")
+        few = int(rows.agg(pl.col("cause_ns").top_k(3).sum())["cause_ns"].sum())
+        known = cause in causes.FIRST_USE and not self.basis.in_steps
+        return known and few >= _SETUP_FRAC * self.idle_by_cause[cause]
+
     def of_rank(self, rank: int | None) -> GpuIdle:
         """Return the result with the longest gaps of one rank; of all ranks for None."""
         rows = self.gaps.filter(rank=rank) if rank is not None else self.gaps.clear()
@@ -407,7 +417,8 @@ def _verdict(result: GpuIdle) -> str:
     if lost:
         text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, basis)}.")
     if basis.frac(lost) >= _LITTLE and cause != causes.UNKNOWN:
-        text.append(result.advice(cause))
+        once = result.is_once(cause)
+        text.append(causes.ONCE[result.program.pytorch] if once else result.advice(cause))
     elif basis.frac(idle) < _LITTLE:
         more = "operators" if result.coverage.on_host else "kernels and overlap"
         text.append(f"Reducing idle time would gain little; see {more}.")
@@ -442,9 +453,7 @@ def _worst(result: GpuIdle) -> list[str]:
     units = result.counted.group_by(keys, maintain_order=True).agg(idle)
     units = units.sort("idle_ns", *keys, descending=[True] + [False] * 3)
     usual, worst = units["idle_ns"].median(), units.row(0, named=True)
-    if units.height < 2 or not isinstance(usual, float):
-        return []
-    if not worst["idle_ns"] or worst["idle_ns"] < 2 * usual:
+    if not isinstance(usual, float) or (worst["idle_ns"] or 0) < max(2 * usual, 1):
         return []
     who = display.at_start(display.places(units)[0])
     per = " per step" * result.basis.in_steps
@@ -504,10 +513,7 @@ def _notes(result: GpuIdle) -> Iterator[str]:
         busy = f", {format_ns(overlapped)} of it while the GPU was busy" if overlapped else ""
         yield f"The data loader took {format_ns(loader)}{busy}."
     if waited and units["rank"].n_unique() > 1:
-        yield (
-            "Savings are idle time of the devices themselves; diagnose adds the wait time of other "
-            "ranks that it causes."
-        )
+        yield "Idle time is that of each device; diagnose adds the waits of other ranks for it."
     copies = int(units["copy_ns"].sum())
     if copies:
         yield f"Copying batches to the GPU took {format_ns(copies)} on the host."

@@ -69,6 +69,8 @@ _COLUMNS = {
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "operators": {"detail": True, "missing": {"operator": "(none)"}},
     "steps": {"detail": True, "empty": "no steps are marked"},
+    "stretches": {"hide_first": ("pieces", "gaps", "at_ns")},
+    "synchronising": {"hide_first": ("ranks", "n", "host_ns", "annotation", "operator")},
 }
 
 #: Number of streams in the queue chart: those with most launches.
