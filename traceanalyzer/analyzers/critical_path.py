@@ -20,10 +20,9 @@ from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.common.names import one_name_for_steps
 from traceanalyzer.analyzers.replay import engine, program, sample
-from traceanalyzer.analyzers.replay.engine import Job, Times
+from traceanalyzer.analyzers.replay.engine import Job, Times, Weights
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.what_if import PathOptions as Options
-from traceanalyzer.analyzers.what_if.compute import inferred_waits, of_sample
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
@@ -126,6 +125,21 @@ def _notes(result: CriticalPath) -> Iterator[str]:
     yield from inferred_waits(result.inferred, result.edges, result.hint)
 
 
+def of_sample(steps: str) -> Iterator[str]:
+    """Say which steps are replayed if not all are."""
+    if steps:
+        yield f"There is much device work, so {steps} of typical length are replayed."
+
+
+def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
+    """Say how many of the waits between streams are inferred, and how to record them."""
+    if inferred:
+        text = (
+            f"{inferred:,} of {edges:,} waits between streams are inferred from the order of calls"
+        )
+        yield f"{text}; to know them, {hint}." if hint else f"{text}."
+
+
 def _tables(result: CriticalPath) -> Iterator[Table]:
     yield Table("classes", "Longest path, mean per step", result.classes, _CLASSES)
     yield Table("names", "Kernels and calls on the path", result.names, _NAMES)
@@ -147,13 +161,11 @@ def combine(parts: Sequence[Program], _options: Options) -> CriticalPath:
     """
     job = engine.job_of(parts)
     times, error = engine.checked_replay(job)
-    bounds = engine.step_bounds(job, times)
-    path = _within(longest_path(job, times), bounds)
+    path, steps = in_steps(job, times)
     ranks = pl.Series([one.rank for one in job.programs], dtype=pl.Int64)
     path = path.with_columns(
         rank=ranks[path["program"]], time_ns=pl.col("end") - pl.col("start"), name=_names(path)
     )
-    steps = len(bounds)
     waits = engine.between_streams(job)
     return CriticalPath(
         classes=_summed(path, steps, "kind"),
@@ -174,6 +186,14 @@ CRITICAL_PATH = Analyzer(
     "critical_path", Options, program.NEEDS, sample.measure, combine,
     more=program.more_with_graphs, of_one_job="only",
 )  # fmt: skip
+
+
+def in_steps(
+    job: Job, times: Sequence[Times], weights: Sequence[Weights] | None = None
+) -> tuple[pl.DataFrame, int]:
+    """Return the longest path within the steps, see :func:`longest_path`; and their number."""
+    bounds = engine.step_bounds(job, times)
+    return _within(longest_path(job, times, weights), bounds), len(bounds)
 
 
 def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.DataFrame:
@@ -233,15 +253,22 @@ class Part(NamedTuple):
     device: int | None = None
 
 
-def longest_path(job: Job, times: Sequence[Times]) -> pl.DataFrame:
+def longest_path(
+    job: Job, times: Sequence[Times], weights: Sequence[Weights] | None = None
+) -> pl.DataFrame:
     """Return the longest path, from the end of the last device work back to the begin.
+
+    Args:
+        job: the programs of all ranks.
+        times: of a replay.
+        weights: the times of that replay, if they are not the recorded ones.
 
     Returns:
         program (number), kind (of :data:`CLASSES`), name (of the work or call), start, end in ns on
         the axis of the job, device (null on the host), in order; the parts follow each other
         without a gap.
     """
-    walk = _Walk(job, times)
+    walk = _Walk(job, times, weights or job.weights)
     parts = [part for window in range(len(job.begins)) for part in [*walk.back(window)][::-1]]
     schema = {"program": pl.Int64, "kind": pl.String, "name": pl.String, "start": pl.Float64,
               "end": pl.Float64, "device": pl.Int32}  # fmt: skip
@@ -251,8 +278,8 @@ def longest_path(job: Job, times: Sequence[Times]) -> pl.DataFrame:
 class _Walk:
     """Goes from a node of the program to the one that it waited for."""
 
-    def __init__(self, job: Job, times: Sequence[Times]) -> None:
-        self.job, self.times = job, times
+    def __init__(self, job: Job, times: Sequence[Times], weights: Sequence[Weights]) -> None:
+        self.job, self.times, self.weights = job, times, weights
         self.names = [one.work["name"].cast(pl.String).to_list() for one in job.programs]
         self.kinds = [one.work["work_kind"].cast(pl.String).to_list() for one in job.programs]
         self.devices = [one.work["device"].to_list() for one in job.programs]
@@ -337,7 +364,7 @@ class _Walk:
         return [part], ("start of call", rank, call)
 
     def _start_of_call(self, rank: int, call: int) -> _Step:
-        times, weights = self.times[rank], self.job.weights[rank]
+        times, weights = self.times[rank], self.weights[rank]
         start, before = times.calls[call], self.before[rank][call]
         name = self._before_name(rank, call)
         if before < 0 or np.isnan(times.done[before]):

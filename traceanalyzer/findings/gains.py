@@ -143,10 +143,13 @@ def with_gains(
 
 
 def _counted(replay: Replay, time: DeviceTime, names: Sequence[str]) -> DeviceTime:
-    """Return the time of steps of a sample; otherwise of all."""
+    """Return the time of steps (or parts) of a sample; otherwise of all."""
     if not replay.job.sampled:
         return time
-    return replace(time, windows=time.windows.filter(pl.col("step").is_in(names)))
+    if (part := replay.span_of_parts(names)) is None:
+        return replace(time, windows=time.windows.filter(pl.col("step").is_in(names)))
+    windows = time.windows.with_columns(pl.col("start", "end").clip(*part))
+    return replace(time, windows=windows.filter(pl.col("start") < pl.col("end")))
 
 
 def _of_sample(one: Finding, replay: Replay, time: DeviceTime) -> tuple[Finding, float]:

@@ -82,7 +82,9 @@ def what_if(
 def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
     """Return the result for the replayed run of ``diagnose``; None if it needs more data."""
     replay = examined.replay if not (examined.jobs or examined.summaries) else None
-    if not isinstance(replay, Replay) or more_with_graphs(replay.job.programs, options):
+    if not isinstance(replay, Replay) or replay.job.in_parts:
+        return None
+    if more_with_graphs(replay.job.programs, options):
         return None
     result = WHAT_IF.combine(replay.job.programs, options)
     return with_notes(result, (*replay.input_notes, *examined.notes))

@@ -173,9 +173,23 @@ class Job:
         names = [program.steps["step"].to_list() for program in self.programs]
         longest, of_all = max(names, key=len), set[str].intersection(*map(set, names))
         common = [name for name in longest if name in of_all]
-        if any(one.is_sample for one in self.programs) and len(self.begins) == 1:
-            common = common[:-1]
-        return [name or "" for name in (common if len(common) >= _LEAST_STEPS else longest)]
+        common = common[: len(common) - self.in_sample]
+        return [name or "" for name in (common if len(common) >= self.least_steps else longest)]
+
+    @cached_property
+    def in_sample(self) -> bool:
+        """Whether the last step is not counted, because later ones are not replayed."""
+        return any(one.is_sample for one in self.programs) and len(self.begins) == 1
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the sample is one of parts of the run, not of its steps."""
+        return self.in_sample and self.step_names[0].startswith(sample.PART)
+
+    @property
+    def least_steps(self) -> int:
+        """Number of steps from which on each is measured; otherwise the run is."""
+        return _LEAST_STEPS - self.in_sample
 
     @property
     def sampled(self) -> str:
@@ -185,7 +199,8 @@ class Job:
         names = self.step_names[len(self.begins) == 1 :]
         ends = [re.findall(r"\d+|$", name)[-2:][0] or name for name in (names[0], names[-1])]
         recorded = max(one.recorded_steps for one in self.programs)
-        return f"{len(names):,} of {recorded:,} steps ({ends[0]} to {ends[1]})"
+        what = "parts" if self.in_parts else "steps"
+        return f"{len(names):,} of {recorded:,} {what} ({' to '.join(dict.fromkeys(ends))})"
 
     @cached_property
     def step_numbers(self) -> list[Ints]:
@@ -203,6 +218,10 @@ class Job:
         steps = _integers(_of_all(self.programs, "work", ["step"])["step"])
         rows = zip(self.step_numbers, _cut(steps, self.first_row), strict=True)
         return np.concatenate([np.append(numbers, -1)[row] for numbers, row in rows])
+
+    def of_rank(self, number: int) -> Ints:
+        """Return the number of the step of each row of work of a program, else -1."""
+        return self.step_of_work[slice(*self.first_row[number : number + 2])]
 
     @cached_property
     def timed(self) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -654,6 +673,23 @@ def step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
     return list(map(float, np.diff(_bounds(job, last, ends))))
 
 
+def rank_step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
+    """Return the mean duration of the steps of each rank, between the ends of its work."""
+    means = []
+    for number, end in enumerate(ends):
+        step = job.of_rank(number)
+        last = np.full(1 + int(step.max(initial=0)), _NEVER)
+        np.maximum.at(last, step[step >= 0], end[step >= 0])
+        reached = last[np.isfinite(last)]
+        if len(job.begins) > 1:
+            means.append(float(np.mean((last - job.begins[: last.size])[np.isfinite(last)])))
+        elif reached.size >= job.least_steps:
+            means.append(float(reached.max() - reached[0]) / (reached.size - 1))
+        else:
+            means.append(float(end.max(initial=job.begins[0])) - job.begins[0])
+    return means
+
+
 def step_bounds(job: Job, times: Sequence[Times]) -> list[tuple[float, float]]:
     """Return begin and end of each step of a replay, on the axis; see :func:`step_times`."""
     ends = [one.end for one in times]
@@ -674,7 +710,7 @@ def _last_ends(job: Job, ends: Sequence[Floats]) -> Floats:
 def _bounds(job: Job, last: Floats, ends: Sequence[Floats]) -> Floats:
     """Return where steps begin and end: at the ends of steps, or the whole run as one step."""
     reached = np.maximum.accumulate(last[np.isfinite(last)])
-    if reached.size >= _LEAST_STEPS:
+    if reached.size >= job.least_steps:
         return reached
     return np.array(
         [job.begins[0], max((float(one.max()) for one in ends if one.size), default=job.begins[0])]

@@ -1,7 +1,8 @@
 """A sample of the steps, for runs with more device work than is replayed.
 
 It consists of steps that follow each other, the same ones of all ranks. Its first and last step are
-replayed but not counted: they depend on steps that are not replayed.
+replayed but not counted: they depend on steps that are not replayed. A run of one rank with longer
+steps, or without any, is divided into parts with as many launches each, which take their place.
 """
 
 from collections.abc import Sequence
@@ -18,12 +19,19 @@ from traceanalyzer.analyzers.replay import program
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import nesting
-from traceanalyzer.trace import Trace, in_spans
+from traceanalyzer.trace import Trace, in_spans, of_kinds
+from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 #: Of a run with more device work on all ranks, a sample of the steps is replayed.
 MOST_WORK = 200_000
-#: Fewer steps are no sample.
-LEAST_STEPS = 4
+#: Each rank takes time to read, so that many ranks may have so much more: a share of it.
+_MORE_WORK = 1 / 128
+#: Of several ranks, a sample of the fewest steps may have so many times as much.
+_MOST_TIMES = 10
+#: Fewer steps are no sample; more are taken if they fit.
+LEAST_STEPS, _USUAL_STEPS = 3, 4
+#: Number of parts of :data:`MOST_WORK` pieces of work, and their name.
+_PARTS, PART = 8, "part"
 #: Each rank of a job keeps an equal share for at most so many ranks; fewer steps remain later.
 _MOST_SHARES = 8
 #: Samples whose time differs by less from the median are typical.
@@ -46,6 +54,11 @@ def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> 
     number = launching_step(steps, launched, work["start"])
     counts = np.bincount(number.drop_nulls().to_numpy(), minlength=steps.height)
     chosen = typical(counts, steps["end"].to_numpy(), trace.meta.world_size or 1)
+    if chosen is None and is_limited and (trace.meta.world_size or 1) == 1:
+        steps = _parts(trace, work, launched)
+        number = launching_step(steps, launched, work["start"])
+        counts = np.bincount(number.drop_nulls().to_numpy(), minlength=steps.height)
+        chosen = typical(counts, steps["end"].to_numpy())
     if chosen is None:
         require_few(work.height * is_limited)
         return program.measure(trace)
@@ -62,8 +75,22 @@ def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> 
     return replace(one, recorded_steps=steps.height)
 
 
-def typical(counts: Any, ends: Any, ranks: int = 1) -> range | None:
-    """Return as many typical steps as stay below the limit; None if four are above it.
+def _parts(trace: Trace, work: pl.DataFrame, launched: pl.Series) -> pl.DataFrame:
+    """Return parts of a run with as much device work each, in place of its steps."""
+    rows = work.select(at=pl.coalesce(launched, "start"), end="end").sort("at")
+    edges = rows["at"].gather_every(MOST_WORK // _PARTS + 1).append(rows["at"].tail(1) + 1).unique()
+    last = rows["at"].search_sorted(edges[1:]) - 1
+    thread = trace.events.filter(of_kinds(LAUNCH_KINDS))[["pid", "tid"]].head(1)
+    return thread.join(
+        pl.DataFrame({"host_start": edges[:-1], "host_end": edges[1:]}).with_columns(
+            step=pl.format(f"{PART} {{}}", 1 + pl.int_range(pl.len())), start="host_start",
+            end=pl.max_horizontal("host_end", rows["end"].cum_max()[last]),
+        ), how="cross",
+    )  # fmt: skip
+
+
+def typical(counts: Any, ends: Any, ranks: int = 1, limit: int = 0) -> range | None:
+    """Return as many typical steps as stay below the limit; None if three are above it.
 
     Of all runs of so many steps, those with a time within 2 % of the median are typical; of these,
     the one next to the middle of the recording.
@@ -72,13 +99,15 @@ def typical(counts: Any, ends: Any, ranks: int = 1) -> range | None:
         counts: device work of each step.
         ends: when each step ends.
         ranks: number of ranks of the job.
+        limit: of device work; default: :data:`MOST_WORK`.
     """
+    limit = limit or MOST_WORK
     until = np.append(0, np.cumsum(counts))
     each = max(until[-1] / max(len(counts), 1), 1)
-    most = max(MOST_WORK // min(ranks, _MOST_SHARES) // each, LEAST_STEPS)
+    most = max(limit // min(ranks, _MOST_SHARES) // each, _USUAL_STEPS)
     for size in range(int(min(most, len(counts))), LEAST_STEPS - 1, -1):
         lengths = ends[size - 1 :] - ends[: len(ends) - size + 1]
-        fitting = until[size:] - until[:-size] <= MOST_WORK
+        fitting = until[size:] - until[:-size] <= limit
         usual = np.sort(lengths[fitting])[fitting.sum() // 2] if fitting.any() else 0
         first = np.flatnonzero(fitting & (abs(lengths - usual) <= _TYPICAL * usual))
         if first.size:
@@ -87,13 +116,18 @@ def typical(counts: Any, ends: Any, ranks: int = 1) -> range | None:
     return None
 
 
-def require_few(count: int) -> None:
+def _limit(ranks: int) -> int:
+    """Return how much device work of so many ranks is replayed, if enough steps have it."""
+    return int(MOST_WORK * (1 + _MORE_WORK * (ranks - 1)))
+
+
+def require_few(count: int, ranks: int = 1) -> None:
     """Require no more device work than is replayed.
 
     Raises:
         MissingData: there is more.
     """
-    if count > MOST_WORK:
+    if count > (MOST_WORK if ranks == 1 else _MOST_TIMES * MOST_WORK):
         raise MissingData(
             f"{count:,} kernels and copies in so few or long steps take long to replay; "
             "traceanalyzer what-if does it"
@@ -107,7 +141,8 @@ def common(programs: Sequence[Program]) -> Sequence[Program]:
         MissingData: the samples of the ranks have too few steps in common.
     """
     is_sample = any(one.is_sample for one in programs)
-    if not is_sample and sum(one.work.height for one in programs) <= MOST_WORK:
+    limit = _limit(len(programs))
+    if not is_sample and sum(one.work.height for one in programs) <= limit:
         return programs
     names = [one.steps["step"].to_list() for one in programs]
     shared = [name for name in names[0] if name and all(name in one for one in names)]
@@ -116,8 +151,11 @@ def common(programs: Sequence[Program]) -> Sequence[Program]:
     for one, of_rank in zip(programs, rows, strict=True):
         steps = one.work["step"].drop_nulls().to_numpy()
         counts += np.bincount(steps, minlength=one.steps.height)[of_rank]
-    chosen = typical(counts, programs[0].steps["end"].to_numpy()[rows[0]])
-    if chosen is not None:
+    ends = programs[0].steps["end"].to_numpy()[rows[0]]
+    chosen = typical(counts, ends, 1, limit) or typical(
+        counts, ends, _MOST_SHARES, MOST_WORK * (_MOST_TIMES if len(programs) > 1 else 1)
+    )
+    if chosen is not None and (len(programs) == 1 or not shared[0].startswith(PART)):
         return [
             _cut(one, of_rank[chosen[0]], of_rank[chosen[-1]])
             for one, of_rank in zip(programs, rows, strict=True)

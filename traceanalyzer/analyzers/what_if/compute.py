@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers import critical_path
 from traceanalyzer.analyzers.base import Analyzer
+from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import COMPUTE
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, compare
+from traceanalyzer.analyzers.critical_path import inferred_waits, of_sample
 from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, Change
-from traceanalyzer.analyzers.replay.engine import Job, Times
+from traceanalyzer.analyzers.replay.engine import Job, Times, Weights
 from traceanalyzer.analyzers.replay.program import Floats, Program
 from traceanalyzer.analyzers.what_if import Options
 from traceanalyzer.analyzers.what_if.schedule import Schedule, schedule
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
+from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
@@ -30,6 +34,12 @@ _OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of step, change")
 FINDINGS = {"finding": pl.String, "change": pl.String, "gain_ns": pl.Float64,
             "gain_frac": pl.Float64}  # fmt: skip
 _STEPS = headings("run, step, step_ns: time")
+_PATHS = headings(
+    "kind: waiting for, before_ns: before, after_ns: after, after_frac: of step after"
+)
+_BY_RANK = headings("rank, before_ns: before, step_ns: step, gain_ns: gain, gain_frac: of step")
+#: A change is drawn beside the recording up to so many pieces of work.
+_MOST_DRAWN = 4_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,6 +54,12 @@ class WhatIf(Result):
             given.
         steps: time of each step: ``run`` (``recorded``, ``replayed``, or the change), ``step``,
             ``step_ns``.
+        by_rank: of a given change, step times where ranks differ: ``rank``, ``before_ns``,
+            ``step_ns``, ``gain_ns``, ``gain_frac``.
+        paths: the longest path of a step before and after a given change: ``kind``, ``before_ns``,
+            ``after_ns``, ``after_frac`` (of the step time after it).
+        drawn: work of one step before and after a given change, of the rank that gains most:
+            ``run``, ``kind``, ``start_ns``, ``end_ns`` from the begin of the step.
         given: the change was given; otherwise each usual one was tried.
         faster_ranks: ranks that are faster than the others: like them, steps would be longer.
         unequal: work that is moved between ranks gains time, by one of the changes.
@@ -74,6 +90,9 @@ class WhatIf(Result):
     changes: pl.DataFrame
     findings: pl.DataFrame
     steps: pl.DataFrame
+    by_rank: pl.DataFrame
+    paths: pl.DataFrame
+    drawn: pl.DataFrame
     given: bool
     faster_ranks: tuple[int, ...]
     unequal: bool
@@ -115,7 +134,12 @@ def _of_changes(result: WhatIf) -> str:
             of = f"in the mean of the steps that diagnose counts ({rows[0]['change']})"
             return sentences(step, f"{without}, {of}.")
         best = result.changes.row(0, named=True)
-        return sentences(step, f"With the change ({best['change']}): {_compared(best)}.")
+        changed = f"With the change ({best['change']}): {_compared(best)}."
+        after = [
+            f"{row['kind']} {format_frac(row['after_frac'])}"
+            for row in result.paths.sort("after_ns", descending=True).head(2).to_dicts()
+        ]
+        return sentences(step, changed, f"It then waits for: {', '.join(after)}.")
     largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
@@ -184,21 +208,6 @@ def _notes(result: WhatIf) -> Iterator[str]:
         )
 
 
-def of_sample(steps: str) -> Iterator[str]:
-    """Say which steps are replayed if not all are."""
-    if steps:
-        yield f"There is much device work, so {steps} of typical length are replayed."
-
-
-def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
-    """Say how many of the waits between streams are inferred, and how to record them."""
-    if inferred:
-        text = (
-            f"{inferred:,} of {edges:,} waits between streams are inferred from the order of calls"
-        )
-        yield f"{text}; to know them, {hint}." if hint else f"{text}."
-
-
 def _tables(result: WhatIf) -> Iterator[Table]:
     if result.findings.height:
         title = "Gain without the cause of each finding, of the steps that diagnose counts"
@@ -208,6 +217,10 @@ def _tables(result: WhatIf) -> Iterator[Table]:
         of_run = {} if steps > 1 else {"step_ns": "run", "gain_frac": "of run"}
         title = f"{'Step' if steps > 1 else 'Run'} time with each change"
         yield Table("changes", title, result.changes, _CHANGES | of_run, whole=True)
+    if result.paths.height:
+        yield Table("paths", "Longest path before and after the change", result.paths, _PATHS)
+    if result.by_rank.height:
+        yield Table("by_rank", "Step time of each rank", result.by_rank, _BY_RANK)
     if result.pipeline:
         yield from result.pipeline.tables()
     yield Table("steps", "Steps", result.steps, _STEPS, detail=True)
@@ -223,6 +236,9 @@ def _charts(result: WhatIf) -> Iterator[Chart]:
     steps = steps.with_columns(number=pl.int_range(pl.len()).over("run"))
     if result.pipeline:
         yield result.pipeline.chart()
+    if result.drawn.height:
+        yield Chart("drawn", "One step before and after the change", "span", result.drawn,
+                    "start_ns", "run", "time in the step", color="kind", x2="end_ns")  # fmt: skip
     if gains.height:
         yield Chart("gains", "Gain of each change", "bar", gains, "change", "gain_ns", "", "gain")
     if steps["number"].n_unique() > 1:
@@ -251,7 +267,12 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
     given = options != Options(typical=options.typical)
     tried = [_given(job, stages, options)] if given else _usual(job, stages)
     tried = [] if options.finding else tried  # diagnose tries it
-    rows = [(one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried]
+    weights = changes.changed(job, tried[0]) if given and tried else job.weights
+    after = engine.replay(job, weights) if given and tried else unchanged
+    rows = [(tried[0], _steps(job, after))] if given and tried else [
+        (one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried
+    ]  # fmt: skip
+    by_rank = _by_rank(job, unchanged, after)
     base = replayed.mean()
     loss = [(one, steps.mean() / base - 1) for one, steps in rows]
     slower = [one for one, frac in loss if frac > _LOSS and not one.of_all]
@@ -272,6 +293,9 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
         changes=_table(rows, replayed),
         findings=pl.DataFrame(schema=FINDINGS),
         steps=_of_steps(job.step_names, of_steps),
+        by_rank=by_rank,
+        paths=_paths(job, unchanged, after, weights),
+        drawn=_drawn(job, by_rank, {"replayed": unchanged, "changed": after}),
         given=given,
         faster_ranks=tuple(sorted(faster)),
         unequal=not given and any(one.of_all and -frac >= NO_GAIN for one, frac in loss),
@@ -301,6 +325,60 @@ WHAT_IF = Analyzer(
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
     return np.array(engine.step_times(job, [one.end for one in replayed]), np.float64)
+
+
+def _by_rank(job: Job, before: Sequence[Times], after: Sequence[Times]) -> pl.DataFrame:
+    """Return :attr:`WhatIf.by_rank`, empty if all ranks gain the same."""
+    ns = [engine.rank_step_times(job, [one.end for one in times]) for times in (before, after)]
+    table = pl.DataFrame(
+        [(one.rank, *times) for one, *times in zip(job.programs, *ns, strict=True)],
+        schema={"rank": pl.Int64, "before_ns": pl.Float64, "step_ns": pl.Float64}, orient="row",
+    ).drop_nulls("rank")  # fmt: skip
+    gain, before_ns = pl.col("before_ns") - pl.col("step_ns"), pl.col("before_ns")
+    table = table.with_columns(gain_ns=gain, gain_frac=ratio(gain, before_ns))
+    apart = table.select(gain_frac=pl.col("gain_frac").max() - pl.col("gain_frac").min()).item()
+    return table if (apart or 0.0) >= NO_GAIN else table.clear()
+
+
+def _paths(
+    job: Job, before: Sequence[Times], after: Sequence[Times], weights: Sequence[Weights]
+) -> pl.DataFrame:
+    """Return :attr:`WhatIf.paths`, empty without a change or of much work."""
+    schema = dict.fromkeys(("before_ns", "after_ns", "after_frac"), pl.Float64)
+    if before is after or int(job.first_row[-1]) > sample.MOST_WORK:
+        return pl.DataFrame(schema={"kind": pl.String, **schema})
+    sums = []
+    for times, those in ((before, job.weights), (after, weights)):
+        path, steps = critical_path.in_steps(job, times, those)
+        ns = (pl.col("end") - pl.col("start")).sum() / steps
+        sums.append(path.group_by("kind").agg(ns=ns))
+    both = sums[0].join(sums[1], on="kind", how="full", coalesce=True, suffix="_of").fill_null(0.0)
+    both = both.rename({"ns": "before_ns", "ns_of": "after_ns"})
+    share = ratio("after_ns", pl.col("after_ns").sum())
+    return both.with_columns(after_frac=share).sort("before_ns", "kind", descending=[True, False])
+
+
+def _drawn(job: Job, by_rank: pl.DataFrame, runs: Mapping[str, Sequence[Times]]) -> pl.DataFrame:
+    """Return :attr:`WhatIf.drawn` of the step in the middle."""
+    rank = by_rank.sort("gain_ns", "rank", descending=[True, False])["rank"].first()
+    number = next((n for n, one in enumerate(job.programs) if one.rank == rank), 0)
+    step_of, kind = job.of_rank(number), job.programs[number].work["work_kind"].cast(pl.String)
+    frames = []
+    for run, times in runs.items():
+        bounds = engine.step_bounds(job, times)
+        middle = len(bounds) // 2
+        inside = step_of == middle + len(job.step_names) - len(bounds)
+        begin = round(bounds[middle][0])
+        ends = {side: getattr(times[number], side).round() for side in ("start", "end")}
+        rows = pl.DataFrame({"kind": kind, **ends}).filter(pl.Series(inside))
+        spans = intervals.union(rows.cast({"start": pl.Int64, "end": pl.Int64}), ["kind"])
+        frames.append(spans.select(
+            pl.lit(run).alias("run"), "kind", start_ns=pl.col("start") - begin,
+            end_ns=pl.col("end") - begin,
+        ))  # fmt: skip
+    drawn = pl.concat(frames)
+    without = runs["changed"] is runs["replayed"] or drawn.height > _MOST_DRAWN
+    return drawn.clear() if without else drawn
 
 
 def _given(job: Job, stages: Sequence[tuple[int, ...]], options: Options) -> Change:

@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer
@@ -48,15 +50,18 @@ class Replay(Result):
 
         Args:
             weights: the changed times.
-            ends: where the last step of each owner ends; the pause after its last work counts too.
+            ends: where the last step of each owner ends; the pause after its work counts too,
+                except in a sample.
             lost: path, rank, start_ns, end_ns: what is removed of these pauses.
         """
         times = engine.replay(self.job, weights)
         gain = self.whole_ns - _whole_ns(self.job, times)
-        if len(self.job.begins) > 1:
+        if len(self.job.begins) > 1 or self.job.in_sample:  # it begins with such a pause
             return gain
         programs = self.job.programs
-        last = [int(one.work["end"].max() or 0) for one in programs]  # type: ignore[arg-type]
+        last = [
+            int(_last(self.job, n, one.work["end"].to_numpy())) for n, one in enumerate(programs)
+        ]
         until = [max(ends.get(one.owner, at), at) for one, at in zip(programs, last, strict=True)]
         paused = pl.DataFrame(
             {"owner": [one.owner for one in programs], "last": last, "until": until},
@@ -68,7 +73,12 @@ class Replay(Result):
         pauses = (paused["until"] - paused["last"]).to_numpy()
         left = pauses.copy()
         left[removed["program"].to_numpy()] -= removed["length"].to_numpy()
-        return gain + _pause_ns(self.times, pauses) - _pause_ns(times, left)
+        return gain + self._pause_ns(self.times, pauses) - self._pause_ns(times, left)
+
+    def _pause_ns(self, times: Sequence[engine.Times], pauses: Ints) -> float:
+        """Return by how much the run is longer with pauses after the work of steps of each rank."""
+        ends = [_last(self.job, number, one.end) for number, one in enumerate(times)]
+        return max(map(float, np.array(ends) + pauses)) - max(ends)
 
     def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
         """Return by what share these steps are shorter with these times (all if none is known)."""
@@ -107,6 +117,13 @@ class Replay(Result):
         count = sum(one.work.height for one in self.job.programs)
         return (None, not_drawn(count)) if count > MOST_DRAWN else (self.longest_path(), "")
 
+    def span_of_parts(self, names: Collection[str]) -> tuple[int, int] | None:
+        """Return when these parts of the run ran, on the clock of the file; None for steps."""
+        if not self.job.in_parts:
+            return None
+        rows = self.job.programs[0].steps.filter(pl.col("step").is_in(names))
+        return rows["start"][0], rows["end"][-1]
+
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
         ends = {one.owner: one.work["start"].max() for one in self.job.programs}
@@ -132,10 +149,10 @@ class Replay(Result):
         return changes.without_time(self.job, less, lost)
 
 
-def _pause_ns(times: Sequence[engine.Times], pauses: Ints) -> float:
-    """Return by how much the run is longer with pauses after the last work of each rank."""
-    ends = [float(one.end.max(initial=0)) for one in times]
-    return max(map(float, np.array(ends) + pauses)) - max(ends)
+def _last(job: Job, number: int, ends: npt.NDArray[Any]) -> Any:
+    """Return the last end of the work of steps of a rank; without steps, of all work."""
+    in_step = job.of_rank(number) >= 0
+    return ends[in_step if in_step.any() else ...].max(initial=0)
 
 
 def not_drawn(count: int) -> str:
@@ -160,7 +177,7 @@ def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
         MissingData: the replay differs too much from the recording, or there is too much work.
     """
     some = sample.common(parts)
-    sample.require_few(sum(one.work.height for one in some))
+    sample.require_few(sum(one.work.height for one in some), len(some))
     job = engine.job_of(some)
     times, error = engine.checked_replay(job)
     others = bool(changes.unexplained(job.timed[0]).any())
