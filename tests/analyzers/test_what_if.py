@@ -19,6 +19,7 @@ from benchmarks.accuracy.cases import Plan, program_of
 from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
+from traceanalyzer.analyzers.critical_path import longest_path
 from traceanalyzer.analyzers.replay import changes, engine, follow, sample
 from traceanalyzer.analyzers.replay.program import _coincidences, measure
 from traceanalyzer.analyzers.what_if import Options, ReplayOptions, replay
@@ -464,6 +465,33 @@ def test_a_longest_path_goes_through_the_late_rank(late: list[Trace]) -> None:
     shares = dict(path.classes.select("kind", "time_frac").iter_rows())
     assert shares["data loading"] == pytest.approx(6 / 11.1, rel=0.02)
     assert shares["kernels"] == pytest.approx(5 / 11.1, rel=0.02)
+
+
+def test_answer_to_a_change_has_the_new_path_and_the_ranks_that_gain() -> None:
+    """Rank 1 loads 6 ms instead of 2 ms and waits for nobody."""
+    ranks = [training(rank=rank, load=load) for rank, load in ((0, 2 * MS), (1, 6 * MS))]
+    result = ta.what_if(ranks, free="data-loading")
+    gains = dict(result.by_rank.select("rank", "gain_ns").iter_rows())
+    assert gains == {0: pytest.approx(2 * MS, rel=0.01), 1: pytest.approx(6 * MS, rel=0.01)}
+    paths = {row["kind"]: row for row in result.paths.to_dicts()}
+    assert paths["data loading"]["before_ns"] == pytest.approx(6 * MS, rel=0.01)
+    assert paths["data loading"]["after_ns"] == 0
+    assert paths["kernels"]["after_frac"] == pytest.approx(1, abs=0.01)
+    assert result.paths["after_ns"].sum() == pytest.approx(result.changes["step_ns"][0])
+    drawn = {row["run"]: row["start_ns"] for row in result.drawn.to_dicts()}
+    assert drawn["replayed"] - drawn["changed"] == pytest.approx(6 * MS, rel=0.01)
+    assert ta.what_if(ranks).paths.is_empty()
+
+
+def test_path_by_stage_annotation_and_family(shared: Path) -> None:
+    path = ta.critical_path(shared / "data/whatif/kineto")
+    assert dict(path.stages.select("stage", "time_frac").iter_rows())[3] == pytest.approx(
+        0.638, abs=2e-3
+    )
+    assert path.annotations["annotation"].to_list() == ["ProfilerStep*", None]
+    loading = ta.critical_path(training())
+    assert dict(loading.families.select("family", "time_frac").iter_rows())["gemm"] > 0.7
+    assert LOADER in loading.annotations["annotation"].to_list()
 
 
 def test_steps_have_one_name_on_the_path(shared: Path) -> None:
@@ -933,9 +961,24 @@ def test_shares_of_the_longest_path_add_up(work: list[tuple[int, int, int, bool]
     check_path(ta.critical_path(program(work)))
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORK, min_size=4, max_size=30))
+def test_work_that_is_not_on_the_longest_path_gains_nothing(
+    work: list[tuple[int, int, int, bool]],
+) -> None:
+    job = engine.job_of([measure(program(work))])
+    (before,) = engine.replay(job)
+    on_path = longest_path(job, [before]).filter(kind="kernels")["start"].to_list()
+    kept = np.isin(before.start, on_path)
+    weights = replace(job.weights[0], duration=np.where(kept, job.weights[0].duration, 0.0))
+    (after,) = engine.replay(job, [weights])
+    assert after.end.max() == before.end.max()
+
+
 def check_path(path: Any) -> None:
     """Check that the path has no gap and its shares add up to the step time."""
-    for table in (path.classes, path.names, path.ranks):
+    tables = [path.classes, path.names, path.ranks, path.families, path.annotations]
+    for table in [*tables, *([path.stages] if path.stages.height else [])]:
         assert table["time_frac"].sum() == pytest.approx(1)
         assert table["time_ns"].sum() == pytest.approx(path.step_ns)
         assert table["time_ns"].min() > 0

@@ -17,9 +17,9 @@ from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY
 from traceanalyzer.analyzers.common.display import headings, sentences
-from traceanalyzer.analyzers.common.kernel_names import short_names
+from traceanalyzer.analyzers.common.kernel_names import families_of, short_names
 from traceanalyzer.analyzers.common.names import one_name_for_steps
-from traceanalyzer.analyzers.replay import engine, program, sample
+from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.engine import Job, Times, Weights
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.what_if import PathOptions as Options
@@ -46,7 +46,12 @@ CLASSES = (
 
 _CLASSES = headings("kind: waiting for, parts, time_ns: time, time_frac: of step")
 _NAMES = headings("kind: waiting for, name, parts, time_ns: time, time_frac: of step")
-_RANKS = headings("rank, parts, time_ns: time, time_frac: of step")
+_OTHER = (
+    ("families", "Families of kernels, and other classes", "family"),
+    ("annotations", "Annotations around the path, or around its launch calls", "annotation"),
+    ("ranks", "Ranks on the path", "rank"),
+    ("stages", "Pipeline stages on the path", "stage"),
+)
 _PATH = headings("at_ns: at, rank, kind: waiting for, name, time_ns: time")
 #: A rank is named if its share of the path exceeds that of an equal division by this factor.
 _MUCH = 1.5
@@ -60,7 +65,8 @@ class CriticalPath(Result):
         classes: one row per class, the most time first: ``kind``, ``parts`` (number of parts of the
             path), ``time_ns`` (mean per step), ``time_frac`` (of the step time; adds up to 1).
         names: the same by class and name of the kernel, copy, collective or call.
-        ranks: the same by rank.
+        ranks: the same by rank; families: by family of kernels, or class; annotations: by innermost
+            annotation, of work that around its launch call; stages: by pipeline stage.
         path: the path in order of time: ``rank``, ``kind``, ``name``, ``at_ns`` (from the begin of
             the run), ``time_ns``.
         steps: number of steps.
@@ -78,6 +84,9 @@ class CriticalPath(Result):
     classes: pl.DataFrame
     names: pl.DataFrame
     ranks: pl.DataFrame
+    families: pl.DataFrame
+    annotations: pl.DataFrame
+    stages: pl.DataFrame
     path: pl.DataFrame
     steps: int
     step_ns: float
@@ -143,8 +152,11 @@ def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
 def _tables(result: CriticalPath) -> Iterator[Table]:
     yield Table("classes", "Longest path, mean per step", result.classes, _CLASSES)
     yield Table("names", "Kernels and calls on the path", result.names, _NAMES)
-    if result.ranks.height > 1:
-        yield Table("ranks", "Ranks on the path", result.ranks, _RANKS)
+    for name, title, by in _OTHER:
+        frame = getattr(result, name)
+        if frame.height > 1:
+            texts = headings(f"{by}, parts, time_ns: time, time_frac: of step")
+            yield Table(name, title, frame, texts)
     yield Table("path", "The path", result.path, _PATH, detail=True)
 
 
@@ -162,15 +174,29 @@ def combine(parts: Sequence[Program], _options: Options) -> CriticalPath:
     job = engine.job_of(parts)
     times, error = engine.checked_replay(job)
     path, steps = in_steps(job, times)
-    ranks = pl.Series([one.rank for one in job.programs], dtype=pl.Int64)
+    ranks = [one.rank for one in job.programs]
+    stages: dict[int | None, int] = {
+        rank: n for n, some in enumerate(changes.stages(job)) for rank in some
+    }
+    is_kernel = pl.col("kind") == KERNELS
+    family = families_of(path.filter(is_kernel)["name"].drop_nulls().unique())
+    around = path["annotation"].unique().drop_nulls()
     path = path.with_columns(
-        rank=ranks[path["program"]], time_ns=pl.col("end") - pl.col("start"), name=_names(path)
+        rank=pl.Series(ranks, dtype=pl.Int64)[path["program"]],
+        stage=pl.Series([stages.get(rank) for rank in ranks], dtype=pl.Int64)[path["program"]],
+        family=pl.when(is_kernel).then(pl.col("name").replace(family)).otherwise("kind"),
+        time_ns=pl.col("end") - pl.col("start"),
+        name=_names(path),
+        annotation=pl.col("annotation").replace(one_name_for_steps(around.to_list())),
     )
     waits = engine.between_streams(job)
     return CriticalPath(
         classes=_summed(path, steps, "kind"),
         names=_summed(path, steps, "kind", "name"),
         ranks=_summed(path, steps, "rank"),
+        families=_summed(path, steps, "family"),
+        annotations=_summed(path, steps, "annotation"),
+        stages=_summed(path if stages else path.clear(), steps, "stage"),
         path=_joined(path, job.begins[0]),
         steps=steps,
         step_ns=float(path["time_ns"].sum()) / steps,
@@ -242,7 +268,7 @@ def _joined(path: pl.DataFrame, begin: float) -> pl.DataFrame:
 class Part(NamedTuple):
     """A part of the path, from start to end: of a rank, of a class, with the name of the work.
 
-    The device is that of the work; None on the host.
+    The device is that of the work; None on the host. The annotation is around it or its call.
     """
 
     rank: int
@@ -251,6 +277,7 @@ class Part(NamedTuple):
     start: float
     end: float
     device: int | None = None
+    annotation: str | None = None
 
 
 def longest_path(
@@ -265,13 +292,13 @@ def longest_path(
 
     Returns:
         program (number), kind (of :data:`CLASSES`), name (of the work or call), start, end in ns on
-        the axis of the job, device (null on the host), in order; the parts follow each other
-        without a gap.
+        the axis of the job, device (null on the host), annotation, in order; the parts follow each
+        other without a gap.
     """
     walk = _Walk(job, times, weights or job.weights)
     parts = [part for window in range(len(job.begins)) for part in [*walk.back(window)][::-1]]
     schema = {"program": pl.Int64, "kind": pl.String, "name": pl.String, "start": pl.Float64,
-              "end": pl.Float64, "device": pl.Int32}  # fmt: skip
+              "end": pl.Float64, "device": pl.Int32, "annotation": pl.String}  # fmt: skip
     return pl.DataFrame(parts, schema=schema, orient="row")
 
 
@@ -285,7 +312,10 @@ class _Walk:
         self.devices = [one.work["device"].to_list() for one in job.programs]
         self.calls = [one.work["call"].to_list() for one in job.programs]
         self.call_names = [one.calls["name"].cast(pl.String).to_list() for one in job.programs]
-        self.ranges = [one.calls["range_before"].to_list() for one in job.programs]
+        self.ranges, self.around = (
+            [getattr(one, table)[column].to_list() for one in job.programs]
+            for table, column in (("calls", "range_before"), ("work", "range"))
+        )
         before = pl.int_range(pl.len(), dtype=pl.Int64).shift(1, fill_value=-1).over("thread")
         self.before = [one.calls.select(before).to_series().to_list() for one in job.programs]
 
@@ -300,8 +330,9 @@ class _Walk:
                 "start of call": self._start_of_call,
             }[at[0]]
             parts, following = step(at[1], at[2])
+            annotation = self._annotation(*at)
             for part in parts:
-                yield part._replace(start=max(part.start, begin))
+                yield part._replace(start=max(part.start, begin), annotation=annotation)
                 if part.start <= begin:
                     return
             if following is None and parts:
@@ -383,11 +414,12 @@ class _Walk:
 
     def _before_name(self, rank: int, call: int) -> str:
         """Return the annotation in which the time before a call is, or the call."""
-        number = self.ranges[rank][call]
-        if number is not None:
-            name: str = self.job.programs[rank].ranges[number]
-            return name
-        return f"before {self._call_name(rank, call)}"
+        name = self._annotation("start of call", rank, call)
+        return f"before {self._call_name(rank, call)}" if name is None else name
+
+    def _annotation(self, what: str, rank: int, row: int) -> str | None:
+        number = (self.ranges if what.endswith("call") else self.around)[rank][row]
+        return None if number is None else self.job.programs[rank].ranges[number]
 
     def _call_name(self, rank: int, call: int) -> str | None:
         name: str | None = self.call_names[rank][call]

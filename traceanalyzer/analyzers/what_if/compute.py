@@ -139,7 +139,11 @@ def _of_changes(result: WhatIf) -> str:
             f"{row['kind']} {format_frac(row['after_frac'])}"
             for row in result.paths.sort("after_ns", descending=True).head(2).to_dicts()
         ]
-        return sentences(step, changed, f"It then waits for: {', '.join(after)}.")
+        return sentences(
+            step,
+            changed,
+            f"{'A step' if steps > 1 else 'The run'} then waits for: {', '.join(after)}.",
+        )
     largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
@@ -266,12 +270,12 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
     stages = changes.stages(job)
     given = options != Options(typical=options.typical)
     tried = [_given(job, stages, options)] if given else _usual(job, stages)
-    tried = [] if options.finding else tried  # diagnose tries it
-    weights = changes.changed(job, tried[0]) if given and tried else job.weights
-    after = engine.replay(job, weights) if given and tried else unchanged
-    rows = [(tried[0], _steps(job, after))] if given and tried else [
-        (one, _steps(job, engine.replay(job, changes.changed(job, one)))) for one in tried
-    ]  # fmt: skip
+    weights, after = job.weights, unchanged
+    rows = []
+    for one in [] if options.finding else tried:  # diagnose tries it
+        times = engine.replay(job, changed := changes.changed(job, one))
+        rows.append((one, _steps(job, times)))
+        weights, after = (tuple(changed), times) if given else (weights, after)
     by_rank = _by_rank(job, unchanged, after)
     base = replayed.mean()
     loss = [(one, steps.mean() / base - 1) for one, steps in rows]
@@ -282,12 +286,7 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
         rows = [row for row in rows if row[0] not in without_gain]
     of_steps = [("recorded", recorded), ("replayed", replayed)]
     of_steps += [(change.text, times) for change, times in rows]
-    starts = np.concatenate(
-        [
-            np.abs(times.start - (one.work["start"].to_numpy() + shift))
-            for one, times, shift in zip(job.programs, unchanged, job.shifts, strict=True)
-        ]
-    )
+    starts = _start_errors(job, unchanged)
     waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
@@ -325,6 +324,15 @@ WHAT_IF = Analyzer(
 
 def _steps(job: Job, replayed: Sequence[Times]) -> Floats:
     return np.array(engine.step_times(job, [one.end for one in replayed]), np.float64)
+
+
+def _start_errors(job: Job, unchanged: Sequence[Times]) -> Floats:
+    """Return by how much the starts of all work differ from the recorded ones."""
+    rows = zip(job.programs, unchanged, job.shifts, strict=True)
+    errors: list[Floats] = [
+        np.abs(times.start - (one.work["start"].to_numpy() + shift)) for one, times, shift in rows
+    ]
+    return np.concatenate(errors)
 
 
 def _by_rank(job: Job, before: Sequence[Times], after: Sequence[Times]) -> pl.DataFrame:

@@ -78,7 +78,7 @@ class Replay(Result):
     def _pause_ns(self, times: Sequence[engine.Times], pauses: Ints) -> float:
         """Return by how much the run is longer with pauses after the work of steps of each rank."""
         ends = [_last(self.job, number, one.end) for number, one in enumerate(times)]
-        return max(map(float, np.array(ends) + pauses)) - max(ends)
+        return float(max(np.array(ends) + pauses) - max(ends))
 
     def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
         """Return by what share these steps are shorter with these times (all if none is known)."""
