@@ -266,6 +266,24 @@ def test_a_pause_after_the_last_work_is_in_cost_and_gain() -> None:
     assert one.gain_frac == pytest.approx(one.cost_frac, rel=0.03)
 
 
+def test_a_pause_between_the_last_whole_repeat_and_the_next_is_in_cost_and_gain() -> None:
+    """Steps without marks end where the next one begins: the host allocates for 1 ms before it."""
+    events: list[dict[str, Any]] = []
+    names = (GEMM, "softmax_kernel", "adam_kernel")
+    for number in range(11):
+        at = number * 4030 * US
+        for nth, name in enumerate(names if number < 10 else names[:1]):
+            ids = {"correlation": 10 * number + nth + 1}
+            called = at + nth * 4 * US
+            events.append(host("cuda_runtime", "cudaLaunchKernel", called, 3 * US, **ids))
+            events.append(device(name, at + 10 * US + nth * MS, MS - 2 * US, **ids))
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", at + 14 * US, 3 * MS))
+        events.append(host("cuda_runtime", "cudaMalloc", at + 3020 * US, MS))
+    one = by_id(ta.diagnose(trace(events)))["memory-management"]
+    assert one.cost_frac == pytest.approx(1 / 4.03, rel=0.01)
+    assert one.gain_frac == pytest.approx(one.cost_frac, rel=0.01)
+
+
 def reducing(number: int, count: int, ranks: int) -> Trace:
     """Return steps of 10 ms of compute and reductions of 2 ms after it."""
     events: list[dict[str, Any]] = []
