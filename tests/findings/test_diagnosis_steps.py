@@ -18,7 +18,7 @@ import traceanalyzer as ta
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
-from traceanalyzer.findings import work
+from traceanalyzer.findings import steps as step_rules
 from traceanalyzer.findings.device_time import REPEATED
 from traceanalyzer.findings.program import Program
 from traceanalyzer.findings.rule import Answers, Measured
@@ -443,7 +443,7 @@ def test_little_idle_time_is_no_cause_of_slow_steps(loading: float, is_cause: bo
             in_steps=True, growth=pl.DataFrame(rows, schema=["cause", "grown_ns"], orient="row")
         ),
     )
-    text, advice = work._grown_cause(answers, "communication")
+    text, advice = step_rules._grown_cause(answers, "communication")
     assert bool(text) == is_cause
     assert ("num_workers" in advice) == is_cause
 
@@ -518,4 +518,4 @@ def test_period_of_slow_steps(slow: tuple[int, ...], grown: str, period: int) ->
          "grown": grown, "grown_ns": 2 * MS, "over": 2 * MS}
         for number in range(12)
     ]  # fmt: skip
-    assert work._period(pl.DataFrame(rows), rows[slow[0]]) == period
+    assert step_rules._period(pl.DataFrame(rows), rows[slow[0]]) == period

@@ -2,7 +2,7 @@
 
 ``judge`` applies each rule of its ``RULES`` to the result that it checks, and lists effects below
 their causes. The rules are functions in ``communication``, ``straggling``, ``copies``, ``idle``,
-``busy``, ``heavy_kernels``, ``hardware``, ``memory``, ``serving`` and ``work``; they use results,
+``busy``, ``heavy_kernels``, ``hardware``, ``steps``, ``memory`` and ``work``; they use results,
 not traces. ``device_time`` assigns each lost moment to one cause, ``gains`` replays the run without
 it, and so does ``what_if`` on request.
 """
