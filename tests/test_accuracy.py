@@ -23,6 +23,9 @@ SAMPLE = (
     "module-loading-in-first-step",
     "profiler-overhead",
     "decode-without-graphs",
+    "draft-without-graphs",
+    "waits-for-transfers-of-kv-cache",
+    "cache-emptied-in-each-step",
 )
 
 

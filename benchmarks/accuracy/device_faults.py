@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from benchmarks.accuracy import names
 from benchmarks.accuracy.fault import (
@@ -48,6 +49,21 @@ def throttling_gpu(job: Job, context: Context) -> Expected:
     start = job.steps[len(job.steps) // 2]
     job.kernel_factor = lambda r, _, step: factor if r.rank == rank and step >= start else 1.0
     return Expected(SLOW_GPU, rank=rank)
+
+
+def busy_links(job: Job) -> None:
+    """GPUs without NVLink: collectives take about as long as the backward pass."""
+    job.gpu, job.layers, job.width = "NVIDIA GeForce RTX 4090", 6, 1024
+    job.groups["data"] = [replace(job.groups["data"][0], gbps=25.0)]
+
+
+@fault("data-parallel", worlds=(4, 8), prepare=busy_links)
+def kernels_slowed_by_collectives(job: Job, context: Context) -> Expected:
+    """Collectives take multiprocessors from the kernels that they overlap."""
+    factor = 1 / (1 - max(context.share, 0.25))
+    (group,) = job.groups["data"]
+    job.kernel_factor = lambda r, at, _: factor if at < r.free[group.stream] else 1.0
+    return Expected("slowed-compute", advice="NCCL_MAX_CTAS")
 
 
 @fault("data-parallel")

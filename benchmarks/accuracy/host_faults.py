@@ -173,6 +173,23 @@ def allocator_flush_in_some_steps(job: Job, context: Context) -> Expected:
     return Expected(cause, steps=steps)
 
 
+@fault("data-parallel", "single", record=("stacks",), prepare=reads_loss)
+def cache_emptied_in_each_step(job: Job, context: Context) -> Expected:
+    """``torch.cuda.empty_cache`` in each step, and the segments are allocated again."""
+
+    def flush(r: Rank, _step: int, _layer: int) -> None:
+        with r.frame("train.py(133): log_memory", "torch/cuda/memory.py(222): empty_cache"):
+            r.synchronize("cudaDeviceSynchronize")
+            for _ in range(20):
+                r.call("cudaFree", context.cost_us / 32)
+        with r.op("aten::empty"):
+            for _ in range(20):
+                r.call("cudaMalloc", context.cost_us / 53)
+
+    job.at("after_optimizer", flush)
+    return Expected(r"(?i)memory[ -]management", place="log_memory", advice="empty_cache")
+
+
 LAUNCHES = r"(?i)launch[ -](bound|overhead)|to launch|kernel launches|CUDA graph"
 
 

@@ -242,3 +242,35 @@ def tokenizer_on_main_thread(job: Job, context: Context) -> Expected:
 
     job.at("after_model", tokenize)
     return Expected(r"(?i)tokeniz", place=r"tokenizer\.py|tokenization_utils|_batch_encode_plus")
+
+
+@fault("inference", record=("marks",), steps=24)
+def draft_without_graphs(job: Job, context: Context) -> Expected:
+    """Speculative decoding: the draft model launches each kernel, after a graph of the target."""
+    kernels = decoder_kernels(RUNNING, RUNNING, 1024, 8)
+    gap_us = context.cost_us / len(kernels)
+
+    def draft(r: Rank, _step: int, _layer: int) -> None:
+        with r.frame("vllm/v1/spec_decode/eagle.py(180): propose"):
+            for op, kernel, _ in kernels:
+                with r.op(op):
+                    r.launch(kernel, 3.0)
+                r.pause(gap_us)
+        r.copy("DtoH", 1024, wait=True)
+
+    job.at("after_model", draft)
+    place = "propose" if job.stacks else ""
+    return Expected(LAUNCHES, place=place, advice="draft" if job.stacks else "")
+
+
+@fault("inference", record=("marks", "stacks"), steps=24)
+def waits_for_transfers_of_kv_cache(job: Job, context: Context) -> Expected:
+    """A decode instance polls for the KV cache of a prefill instance before each step."""
+
+    def receive(r: Rank, _step: int, _layer: int) -> None:
+        connector = "vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py"
+        with r.frame(f"{connector}(911): get_finished", "<built-in function sleep>"):
+            r.pause(r.about(context.cost_us))
+
+    job.at("before_model", receive)
+    return Expected("KV cache", place="get_finished", advice="(?i)asynchronous connector")

@@ -56,6 +56,18 @@ def test_all_commands_use_the_same_steps() -> None:
     assert ta.diagnose(recording).about.endswith("3 steps, median step 400 us")
 
 
+@pytest.mark.parametrize(("lost", "known"), [(1, 5), (2, 3)])
+def test_steps_without_their_last_kernels_do_not_count(lost: int, known: int) -> None:
+    """The program failed in step 3: kernels of that step, and all later ones, are missing."""
+    events = [step(n, n * 1000 * US, 1000 * US) for n in range(5)]
+    for number in range(30 + 10 * (2 - lost)):
+        at = number * 100
+        events += work(number, at, at + 10, at + 90)
+    for at in range(3950 if lost == 1 else 3000, 4000 if lost == 1 else 5000, 100):
+        events.append(host("cuda_runtime", "cudaLaunchKernel", at * US, US, correlation=900 + at))
+    assert len(spans(trace(events))) == known
+
+
 def test_by_window_measures_marks() -> None:
     result = ta.steps(trace(AHEAD), by="window")
     assert result.steps["duration_ns"].to_list() == [100 * US] * 3

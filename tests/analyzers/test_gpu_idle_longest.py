@@ -342,3 +342,24 @@ def test_an_optimizer_with_foreach_operators(after: str, frame: str, foreach: bo
     assert "fused=True" in text
     assert ("foreach=True" in text) == foreach
     assert ("DTensor" in text) != foreach
+
+
+@pytest.mark.parametrize(
+    ("frames", "place", "part"),
+    [
+        (["a.py(3): log", "torch/cuda/memory.py(2): empty_cache"], "log", "empty_cache"),
+        (["pool.py(5): __del__"], "__del__", "objects"),
+        (["a.py(3): log"], "", ""),
+    ],
+)
+def test_place_that_frees_device_memory(frames: list[str], place: str, part: str) -> None:
+    events = [*work(1, 10, 100), *work(2, 300, 400)]
+    events += [
+        host("python_function", name, (100 + n) * US, (195 - n) * US)
+        for n, name in enumerate(frames)
+    ]
+    events += [host("cuda_runtime", "cudaFree", at * US, 90 * US) for at in (105, 196)]
+    where, advice = gpu_idle(trace(events)).freeing
+    assert place in where
+    assert part in advice
+    assert bool(where) == bool(advice) == bool(place)

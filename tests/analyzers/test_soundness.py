@@ -367,6 +367,17 @@ def test_the_caching_allocator_is_off(tmp_path: Path, prefix: str) -> None:
     assert problems(first) == {}
 
 
+def test_an_emptied_cache_is_not_off(tmp_path: Path) -> None:
+    """``torch.cuda.empty_cache`` frees all segments of a step one after another."""
+    frees = [
+        call(name, one * 2_500 + at + place, 1)
+        for one in range(4)
+        for place in range(25)
+        for name, at in (("cudaMalloc", 5), ("cudaFree", 2_440))
+    ]
+    assert problems(write(tmp_path / "a.json", [*training(), *frees])) == {}
+
+
 @pytest.mark.matrix
 def test_the_recording_without_a_caching_allocator(causes: Path) -> None:
     path = causes / "chrome/no_caching_allocator.json.gz"

@@ -190,6 +190,29 @@ def test_copies_before_the_graph_are_not_its_start() -> None:
     assert steps(trace(rows)).steps["exposed_ns"].to_list() == [None, MS + 480 * US]
 
 
+def test_a_draft_before_the_graph_is_launch_overhead() -> None:
+    """Its products run 30 us after each other, 10 us each; then the graph of the target runs."""
+    rows = []
+    for n in range(6):
+        at, target = 4 * MS * n, launched(DECODE, 4 * MS * n, 1, 0, ahead=MS, length=3 * MS)
+        rows += [target[0], *work_later(target[1:], MS - 100 * US)]
+        for k in range(30):
+            ids = {"correlation": at + 500 + k}
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", at + 30 * US * (k + 1), US, **ids))
+            rows.append(device(GEMM, at + 30 * US * (k + 1) + 5 * US, 10 * US, pid=1, **ids))
+        rows.append(host("cuda_runtime", "cudaStreamSynchronize", at + MS, 2 * MS))
+    result = steps(trace(rows))
+    assert result.steps["exposed_ns"][1:].to_list() == [MS + 35 * US] * 5
+    idle = ta.gpu_idle(trace(rows)).idle_by_cause
+    assert idle["launch_overhead"] >= 6 * 29 * 20 * US
+    assert idle["synchronisation"] < MS
+
+
+def work_later(rows: list[dict[str, object]], by: int) -> list[dict[str, object]]:
+    """Return launch calls that are later by a time, and their kernels as they are."""
+    return [row | {"ts": row["ts"] + by} if row["kind"] != "kernel" else row for row in rows]  # type: ignore[operator]
+
+
 def test_exposed_time_is_divided_by_functions_of_the_engine() -> None:
     at = [0, 3 * MS, 6 * MS]
     rows = [event for start in at for event in launched(DECODE, start, 1, 0)]

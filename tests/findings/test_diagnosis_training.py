@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 from diagnosing import BY_ID
@@ -454,3 +456,40 @@ def test_norms_by_separate_operators(names: list[str], nodes: list[str], kernels
 
 def test_copies_of_changing_sizes_do_not_grow() -> None:
     assert not judged("growing-copies", lengthening(VARIES, on_device=True))
+
+
+# --- kernels beside collectives --------------------------------------------------------------
+
+
+def overlapping(factor: float, *, sizes: int = 1) -> Trace:
+    """Return kernels of three names, half of them beside an all_reduce, and its factor."""
+    events: list[dict[str, Any]] = []
+    at = 0
+    for call in range(24):
+        shared = call % 2
+        begin = at
+        for kernel in range(3):
+            length = 100 * US * (1 + call // 2 % sizes)
+            length = round(length * (factor if shared else 1))
+            events += launch(f"kernel_{kernel}", at, length)
+            at += length + 5 * US
+        if shared:
+            events += launch(ALL_REDUCE, begin, at - begin, stream=20)
+    result = trace([*events, step(0, 0, at)])
+    rows = result.events.with_row_index("event").filter(pl.col("stream") == 7)
+    grids = rows.select("event", grid_x=pl.lit(64, pl.Int32), grid_y=1, grid_z=1)
+    return replace(
+        result, launch_configs=pl.concat([result.launch_configs, grids], how="diagonal_relaxed")
+    )
+
+
+def test_kernels_that_collectives_slow() -> None:
+    (one,) = judged("slowed-compute", overlapping(1.3))
+    assert one.total_ns == pytest.approx(12 * 3 * 30 * US, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "recording", [overlapping(1.0), overlapping(1.3, sizes=3)], ids=["as fast", "sizes"]
+)
+def test_kernels_that_collectives_do_not_slow(recording: Trace) -> None:
+    assert not judged("slowed-compute", recording)

@@ -21,8 +21,8 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.gpu_idle.activities import NO_BUFFERS
+from traceanalyzer.analyzers.kernels import training
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import GRADIENTS, REPEATED as PURPOSE_REPEATED
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
@@ -34,7 +34,15 @@ from traceanalyzer.findings.device_time import (
     intervals_of,
     only_rank,
 )
-from traceanalyzer.findings.rule import Answers, Measured, Rule, explained_by, rule
+from traceanalyzer.findings.rule import (
+    OF_STEP,
+    Answers,
+    Measured,
+    Rule,
+    explained_by,
+    of_purpose,
+    rule,
+)
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ratio
 
 #: Maximum number of items in a list.
@@ -68,7 +76,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     if claimed is None or kernels is None or kernels.training is None:
         return
     losses, total = claimed
-    rows = kernels.training.filter(purpose=PURPOSE_REPEATED)
+    rows = kernels.training.filter(purpose=training.REPEATED)
     passes = rows.select(pl.col("call").max()).item()
     place = " ".join(str(name) for name in answers.place(COMMUNICATION).values() if name)
     zero = "deepspeed" in place.lower()
@@ -586,7 +594,7 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     keys, rows = ["path", "rank", "step"], comm.instances.filter(collective="all_reduce")
     kernels, length = answers.get("kernels"), (pl.col("end") - pl.col("start")).sum()
     if isinstance(kernels, Kernels) and kernels.training is not None:
-        of_gradients = kernels.training.filter(purpose=GRADIENTS).select(length).item()
+        of_gradients = kernels.training.filter(purpose=training.GRADIENTS).select(length).item()
         if 2 * of_gradients > rows["duration_ns"].sum():
             return False
     sizes = rows.group_by("message_bytes").agg(ns=pl.col("duration_ns").sum())
@@ -661,6 +669,32 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         yield f"{format_frac(share)} of all communication is wait time for the last rank."
 
 
+@rule(
+    "kernels",
+    "compute kernels that take longer while collectives run on the same GPU",
+    f"time above that of the same calls without a collective, {OF_STEP}",
+    {"info": 0.02, "warning": 0.08},
+    uses=("gpu_idle",),
+)
+def _slowed_compute(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    rows, time = of_purpose(result, training.SLOWED, answers.time), answers.time
+    total, usual = int(rows["ns"].sum()), int(rows.filter(pl.col("ns") > 0)["call"].sum())
+    if not usual:
+        return
+    yield Measured(
+        title=f"Compute kernels take {1 + total / usual:.2f} times as long while collectives run: "
+        f"{time.share(total)}.",
+        evidence=(
+            "They are compared with calls of the same kernel and grid without a collective.",
+        ),
+        advice="Collectives take multiprocessors and memory bandwidth: give them fewer "
+        "(NCCL_MAX_CTAS, for RCCL NCCL_MAX_NCHANNELS; user buffers that are registered, NVLS, or "
+        "copy engines need fewer), as long as they still end within the compute.",
+        total_ns=total,
+        confidence="medium",
+    )
+
+
 def _with_waits(losses: pl.DataFrame) -> str:
     return ", including wait time of other ranks" if losses["waited"].any() else ""
 
@@ -680,5 +714,5 @@ def _what(row: Mapping[str, Any]) -> str:
 
 RULES: tuple[Rule, ...] = (
     *straggling.RULES, _repeated_reduction, _slow_collectives,
-    _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication,
+    _collective_outliers, _slow_link, _nearly_full_memory, _exposed_communication, _slowed_compute,
 )  # fmt: skip

@@ -285,6 +285,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause in _PLACED and not (one.pauses or launching.read_collectives(answers)[0]):
         cells = launching.recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
         return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
+    if cause == causes.MEMORY_MANAGEMENT:
+        return f"{result.waiting(cause)}{result.freeing[0] or one.where}"
     if cause == causes.HOST_CODE and answers.reads_copies:
         return f"{result.waiting(cause)}, on data copied from the GPU"
     if cause == causes.MODULE_LOADING and answers.remade.height:

@@ -1,5 +1,6 @@
 """Launches and calls of the host: evidence and advice for rules about idle time, and own rules."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,19 +47,30 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     if cells := recurrent_cells(answers)[1]:
         return cells
     place, share = _waiting_place(launches)
-    one = result.activity(causes.LAUNCH)
+    one, around = result.activity(causes.LAUNCH), answers.place(causes.LAUNCH)
+    lost = answers.time.of_cause(causes.LAUNCH)
+    drafted = lost.filter(pl.col("step").str.contains(_DRAFT))["lost_ns"].sum()
+    names = f"{one.range} {one.phase} {around.get('called')} {around.get('code')}"
+    if re.search(_DRAFT, names) or 2 * drafted > lost["lost_ns"].sum():
+        return _GRAPH_OF_DRAFT
     next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]
     fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
     if fitting and result.program.pytorch and answers.loops.is_empty():
         return fitting
     if more := launches.more_graphs:
         return f"{more[:1].upper()}{more[1:]}, or reduce their number."
-    around = answers.place(causes.LAUNCH)
     apart = result.program.pytorch and around.get("called") and around["code"]
     join = _JOIN.format(frame_text(around["called"])) if apart else ""
     return f"{join}{result.advice(causes.LAUNCH)}{_graph_advice(launches, result.program)}"
 
 
+#: Where an inference engine runs a draft model.
+_DRAFT = r"(?i)(?:^|[^a-z])draft|spec_decode|speculat|eagle_|medusa"
+_GRAPH_OF_DRAFT = (
+    "The draft model is launched kernel by kernel: use CUDA graphs for it, too (vLLM: no "
+    "enforce_eager in speculative_config, a cudagraph_mode and capture sizes that cover drafts; "
+    "SGLang: no --disable-cuda-graph), or draft fewer tokens."
+)
 _JOIN = (
     "Join the kernels of {} (batched or grouped matrix products, a fused kernel, torch.compile). "
 )

@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
 )
 from traceanalyzer.analyzers.common.names import frame_text, launched_by
 from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL
+from traceanalyzer.analyzers.common.waits import ADVICE, KV_CACHE, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -476,13 +477,16 @@ def _exposed_scheduler(result: Steps, answers: Answers) -> Iterator[Measured]:
     is_named = main not in (engine.IN_STEP, engine.BETWEEN)
     few = _few(known, total)
     devices = answers.time.windows[DEVICE].unique()
+    who = (
+        "Transfers of the KV cache expose" if wait_of(main) == KV_CACHE else "The scheduler exposes"
+    )
     each = int((few if few.height else known)["exposed_ns"].sum()) / (few.height or known.height)
     where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
         "per decode step"
     )  # fmt: skip
     yield Measured(
         size=total / whole,
-        title=f"The scheduler exposes {format_ns(each)} {where} "
+        title=f"{who} {format_ns(each)} {where} "
         f"({format_frac(total / whole)} of the time from the first to the last step): the GPU "
         f"waits for host code{f', mostly {frame_text(main)}' if is_named else ''}.",
         evidence=(
@@ -490,11 +494,7 @@ def _exposed_scheduler(result: Steps, answers: Answers) -> Iterator[Measured]:
             f"{format_count(known.height, 'decode step')} measured.",
             *_longest(few),
         ),
-        advice=_of_few(main, is_named=is_named)
-        if few.height
-        else _advice(main)
-        if is_named
-        else _RECORD,
+        advice=_advice(main, few=few.height > 0, is_named=is_named),
         total_ns=total,
         of="the time from the first to the last step",
         confidence="high" if is_named and _WAITS_FOR_ENGINE not in main else "medium",
@@ -567,7 +567,11 @@ def _of_few(function: str, *, is_named: bool) -> str:
     )
 
 
-def _advice(function: str) -> str:
+def _advice(function: str, *, few: bool, is_named: bool) -> str:
+    if wait_of(function) == KV_CACHE:
+        return f"{ADVICE[KV_CACHE]}."
+    if few or not is_named:
+        return _of_few(function, is_named=is_named) if few else _RECORD
     if _WAITS_FOR_ENGINE in function:
         return f"The worker waits for the process that schedules: record that process too. {_AHEAD}"
     return (

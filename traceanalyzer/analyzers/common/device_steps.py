@@ -27,10 +27,13 @@ import polars as pl
 from traceanalyzer.analyzers.common import step_marks
 from traceanalyzer.analyzers.common.device_work import DEVICE, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.soundness import KERNEL_LAUNCHES
 from traceanalyzer.frames import linking, nesting
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.frames.numbering import group_numbers, numbered
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, is_truncated, of_kinds
+from traceanalyzer.vocabulary import CUDA_CALLS
 
 #: Least share of the device work with a known launch; otherwise steps are measured on the host.
 _LEAST_KNOWN = 0.5
@@ -79,6 +82,7 @@ def device_steps(trace: Trace, step_name: str | None = None) -> pl.DataFrame:
 def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return :func:`device_steps` for the rows of :func:`~.step_marks.steps`."""
     steps = steps.sort("start").with_columns(host_start="start", host_end="end")
+    steps = _with_kernels(trace, steps) if steps.height else steps
     if steps.is_empty():
         return steps
     if step_marks.by_kernels(steps):
@@ -90,6 +94,32 @@ def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
             end=pl.max_horizontal("host_end", pl.Series(reached[1::2])),
         )
     return step_marks.with_time_before(steps)
+
+
+def _with_kernels(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return steps without the last ones, if more than a tenth of their kernels is missing.
+
+    The program failed, or the profiler stopped, before the device ran what they launched.
+    """
+    events = trace.events[["kind", "name", "ts"]]
+    calls = launch_rows(trace, device_work(trace))
+    calls = calls[calls != nesting.ROOT]
+    if not calls.size or is_truncated(trace):
+        return steps
+    last = events["ts"].to_numpy()[calls].max()
+    is_launch = of_kinds(CUDA_CALLS) & named(trace.names, [KERNEL_LAUNCHES])
+    launched = events.filter(is_launch)[["ts"]]
+    step = linking.label_by_interval(launched, steps)["interval"]
+    whole, missing = (
+        np.bincount(one.drop_nulls().to_numpy(), minlength=steps.height)
+        for one in (step, step.filter(launched["ts"] > last))
+    )
+    complete = _MISSING * missing <= whole
+    return steps.filter(pl.Series(complete)) if complete.any() else steps
+
+
+#: Up to a part of so many of its kernels may be missing in a step.
+_MISSING = 10
 
 
 def _launched_from(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:

@@ -269,7 +269,7 @@ _FUNCTIONS: dict[str, tuple[str, ...]] = {
         "(reshape|concat)_and_cache", "kv_?indices", "page_indices", "(copy|swap)_blocks",
     ),
     ATTENTION: (
-        "fmha", "flash_?(fwd|bwd|attn|mla|infer)", "attention", "(^|[^a-z])(sage|s)?_?attn",
+        "fmha", "flash_?(fwd|bwd|attn|mla|infer([^g]|$))", "attention", "(^|[^a-z])(sage|s)?_?attn",
         r"\bmha_", "[_:]f?mla_", "paged_?kv", "sdpa", "BatchPrefill", "BatchDecode",
     ),
     "moe": (

@@ -317,7 +317,7 @@ def _moved(trace: Trace, rank: int | None, device: int, shift_ns: int) -> Trace:
 # --- missing kernels -----------------------------------------------------------------------------
 
 #: Calls that launch one kernel each.
-_LAUNCHES = r"LaunchKernel|LaunchCooperativeKernel|ModuleLaunch"
+KERNEL_LAUNCHES = r"LaunchKernel|LaunchCooperativeKernel|ModuleLaunch"
 #: Kernels are missing from this share of the launches on: fewer may run when the recording ends.
 _MISSING_FRAC, _MISSING = 0.02, 3
 #: This many launches before the first kernel are lost, whatever their share.
@@ -327,6 +327,7 @@ _LOST_FIRST = 20
 WITHIN = ", most of them between recorded kernels"
 
 _SYNCHRONISE = "call torch.cuda.synchronize() before the profiler stops"
+_CHECK_ERRORS = f"check that no CUDA call failed, and {_SYNCHRONISE}"
 _WARM_UP = (
     "let the profiler warm up for some steps (torch.profiler.schedule(warmup=2)): CUPTI starts "
     "to record after the first launches"
@@ -358,7 +359,7 @@ def _calls(trace: Trace, pattern: str) -> pl.Expr:
 def _kernel_launches(trace: Trace) -> pl.DataFrame:
     """Return calls that launch a kernel and are not captured in graphs: event, ts, correlation."""
     rows = trace.events[["kind", "name", "ts", "correlation"]].with_row_index("event")
-    calls = rows.filter(_calls(trace, _LAUNCHES))[["event", "ts", "correlation"]]
+    calls = rows.filter(_calls(trace, KERNEL_LAUNCHES))[["event", "ts", "correlation"]]
     if calls.is_empty():
         return calls
     return calls.join(replays.captured(trace), on="event", how="anti", maintain_order="left")
@@ -384,7 +385,7 @@ def _missing_kernels(trace: Trace) -> Iterator[Issue]:
     if 2 * first > count:
         where, remedy = f", {first:,} of them before the first recorded kernel", _WARM_UP
     elif 2 * last > count:
-        where, remedy = f", {last:,} of them after the last recorded kernel", _SYNCHRONISE
+        where, remedy = f", {last:,} of them after the last recorded kernel", _CHECK_ERRORS
     text = f"{count:,} of {calls.height:,} launched kernels are not in the recording{where}"
     yield "notice", words.MISSING_KERNELS, count, f"{text}; {remedy}"
 
@@ -420,13 +421,15 @@ def _no_caching_allocator(trace: Trace) -> Iterator[Issue]:
         return
     launched, allocated, freed = (
         trace.events[["kind", "name", "ts"]].filter(_calls(trace, pattern))["ts"]
-        for pattern in (_LAUNCHES, _ALLOCATING, _FREEING)
+        for pattern in (KERNEL_LAUNCHES, _ALLOCATING, _FREEING)
     )
     least = max(_PER_KERNEL * launched.len(), _ALLOCATIONS)
     if min(allocated.len(), freed.len()) < least:
         return
     late = launched.quantile(0.75)
-    if (allocated >= late).sum() < _PER_KERNEL * int((launched >= late).sum()):
+    few = (allocated >= late).sum() < _PER_KERNEL * int((launched >= late).sum())
+    bursts = launched.sort().search_sorted(freed).n_unique()  # of torch.cuda.empty_cache
+    if few or bursts < _PER_KERNEL * freed.len():
         return
     text = (
         f"memory is allocated {allocated.len():,} times and freed {freed.len():,} times for "

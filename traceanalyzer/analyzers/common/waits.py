@@ -14,6 +14,7 @@ DATA = "waits for data from a pipe, a socket or another process"
 REQUESTS = "waits for requests"
 ENGINE = "waits for the next step from the engine's process"
 DISK = "swaps tensors from or to disk"
+KV_CACHE = "waits for a transfer of the KV cache"
 UNKNOWN = "waits in a function written in C"
 #: A method of an object written in C, whose name does not show what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
@@ -29,6 +30,8 @@ _C_FUNCTIONS = {
     PROCESS: r"wait(?:pid|id|3|4)?",
     DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
     r"|accept4?|connect|sched_yield",
+    KV_CACHE: r"(?i)[\w.]*(?:load|recv|receive|send|transfer|pull)_?kv(?:_?(?:cache|blocks?))?"
+    r"|[\w.]*kv_?(?:cache_?)?(?:transfer|recv|receive|load|pull)|wait_for_layer_load",
 }
 #: Functions of inference engines in which they only wait for requests.
 WAITS_FOR_REQUESTS = (
@@ -37,12 +40,17 @@ WAITS_FOR_REQUESTS = (
 )
 #: Functions of DeepSpeed that wait for reads or writes of a disk (ZeRO-Infinity).
 _SWAPS = r"swap_tensor[/\\]\w+\.py(?:\(\d+\))?: (?:_?swap_(?:in|out)\w*|synchronize_\w+)"
+#: Modules of engines that pass the KV cache from prefill to decode instances.
+_TRANSFERS_KV = (
+    r"(?:kv_transfer|kv_connector|disaggregation|mooncake|nixl|lmcache)[/\\].*\.py(?:\(\d+\))?: \w+"
+)
 #: Functions whose names show the reason of a wait better than what they call.
-WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS)
+WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV)
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {
     DISK: _SWAPS,
     REQUESTS: WAITS_FOR_REQUESTS,
+    KV_CACHE: _TRANSFERS_KV,
     ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
     FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)"
     r"|torch/utils/file_baton\.py: wait",
@@ -101,6 +109,9 @@ ADVICE = {
     DISK: "Overlap the reads and writes with compute (DeepSpeed offload_optimizer: pipeline_read, "
     "pipeline_write; more buffers), use a faster NVMe drive or several (aio settings), or offload "
     "to CPU memory instead",
+    KV_CACHE: "Overlap the transfer with steps of other requests (an asynchronous connector: vLLM "
+    "NixlConnector or Mooncake, load_kv_async), start it earlier or layer by layer, use RDMA "
+    "(UCX_TLS) instead of TCP, or add prefill instances: it includes the wait for their result",
     UNKNOWN: "Find what it waits for by the function that calls it (another thread, a file, a "
     "device, a collective), and launch the next work before the wait",
     REQUESTS: "The server has no requests to run: its load is low",

@@ -726,6 +726,18 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
     return ""
 
 
+#: What frees device memory, and advice about ``{place}``.
+_KEEP_OBJECTS = (
+    "{place} runs when objects die, in the middle of a step: keep them from step to step, close "
+    "them outside of the loop, and break reference cycles, which only the garbage collector ends."
+)
+FREES = {
+    "empty_cache": "Remove torch.cuda.empty_cache from {place}: it waits for the GPU and frees "
+    "memory that the next step allocates again.",
+    r"\b__del__\b|finali[sz]er?\b": _KEEP_OBJECTS,
+}
+
+
 def advice_on_stream_wait(gaps: pl.DataFrame) -> str:
     """Return advice for gaps in which the stream waits; empty if what it waits for is unknown."""
     call = main_place(gaps, "waits_for")[0]
@@ -785,6 +797,7 @@ _OF_NAME = {
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,
     re.escape(ON_CPU): OF_PROVIDER,
+    r"\b__del__$": _KEEP_OBJECTS,
     r"\b(?:debugging|callback)\.py\b.{0,12} \w*callback": (
         "{place} is a callback of a jitted function (jax.debug.print, pure_callback, io_callback), "
         "and the device waits for it: remove it from the jitted step, call it in every Nth step "

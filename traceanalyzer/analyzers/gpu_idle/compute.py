@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.columns import grouped, stacked
 from traceanalyzer.analyzers.common.device_steps import is_warm_up
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import Api, joined_api
-from traceanalyzer.analyzers.common.step_marks import by_kernels
+from traceanalyzer.analyzers.common.step_marks import by_kernels, with_phases
 from traceanalyzer.analyzers.gpu_idle import By, Options, causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, drained, queued, with_launches
@@ -172,13 +172,16 @@ def _by_first_cause(
     """Divide gaps by the first cause that applies, in the order of the causes here.
 
     After the host waited for the device, launching counts as synchronisation, and in short gaps
-    other host code.
+    other host code. An inference engine has to read the tokens of each step: there, only short gaps
+    count.
     """
     synchronising, due, soon = synced
     waits, prompt = queued(gaps)
     calls = host.classified(near)
     loading = host.in_class(near, calls, LOAD_MODULE, least_ns=causes.LONG_CALL_NS)
     launching = pl.concat([host.launching(near, calls, on_cpu), prompt])
+    of_engine = with_phases(excerpt.steps)["phase"].count() > 0
+    due = due.clear() if of_engine else intervals.intersect(due, launching, _UNIT)
     when = {
         causes.DEVICE_WAIT: waits,
         causes.DATALOADING: loader,
@@ -191,7 +194,7 @@ def _by_first_cause(
         causes.MEMORY_MANAGEMENT: host.in_class(near, calls, *ALLOCATES),
         causes.CHECKPOINT_IO: pl.concat([host.saving(near), near.of_units(files)]),
         causes.PEER: near.collectives,
-        _AFTER_WAIT: pl.concat([soon, intervals.intersect(due, launching, _UNIT)]),
+        _AFTER_WAIT: pl.concat([soon, due]),
         causes.API_CALLS: host.in_class(near, calls, *OTHER_CALLS, least_ns=causes.LONG_CALL_NS),
         causes.LAUNCH: launching,
         causes.HOST_CODE: host.extents(excerpt),

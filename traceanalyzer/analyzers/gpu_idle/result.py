@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.common import display, kernel_names
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import Basis, headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS, STEP
 from traceanalyzer.analyzers.common.waits import DATA
 from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
@@ -306,6 +307,8 @@ class GpuIdle(Result):
             text = activities.advice_on_synchronisation(
                 one, call or found, operator, pytorch=program.pytorch
             )
+        if cause == causes.MEMORY_MANAGEMENT:
+            text = self.freeing[1]
         if cause == causes.GRAPH_BUILDING and program.pytorch:
             text = causes.RECORD_ONCE
         if cause == causes.DEVICE_WAIT:
@@ -324,6 +327,21 @@ class GpuIdle(Result):
             text = activities.advice_on_launches(one, one.range or one.place, work)
         code = coverage.hints["device work"]
         return program.named(text or causes.advice(cause, program, code=code))
+
+    @cached_property
+    def freeing(self) -> tuple[str, str]:
+        """Where the program frees device memory on its own, and advice; empty if it does not.
+
+        In a quarter of the time of memory management, it empties PyTorch's cache, or objects die.
+        """
+        gaps = self.of_cause(causes.MEMORY_MANAGEMENT)
+        frames = pl.concat_str("own_code", "called", "python", separator=" ", ignore_nulls=True)
+        for pattern, advice in activities.FREES.items():
+            rows = gaps.filter(frames.str.contains(pattern))
+            name = frame_text(main_place(rows)[0])
+            if name and 4 * rows["cause_ns"].sum() >= gaps["cause_ns"].sum():
+                return f" in {name}", advice.format(place=name)
+        return "", ""
 
     def _straggler(self) -> str:
         """Return advice on the rank that waits much less for others; empty if none does."""

@@ -2,8 +2,8 @@
 
 The purposes are updates of one tensor each, activations that are computed again in the backward
 pass, reductions of gradients before the last micro-batch, attention by separate operators, searches
-for the fastest kernel, checks for NaN, optimizers that multiply matrices, and norms by separate
-operators.
+for the fastest kernel, checks for NaN, optimizers that multiply matrices, norms by separate
+operators, and time that kernels lose to collectives.
 """
 
 import re
@@ -41,6 +41,7 @@ ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reducti
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
 UPDATES, EXTENDED, NORM = "matrix updates", "extended tensor", "norm by operators"
+SLOWED = "slowed by collectives"
 
 #: The operator that joins tensors, and two of them in its recorded inputs.
 JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
@@ -157,7 +158,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         :data:`EXTENDED`: copies of a tensor by :data:`JOIN` to add little to it, and to the result.
         :data:`NORM`: kernels of an RMS norm by separate operators, forward and backward, without
         the first one of each, which reads and writes every value once, as a fused one does; place
-        is the Python function.
+        is the Python function. :data:`SLOWED`: the time that compute kernels take longer while
+        collectives run, see :func:`_slowed`.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -166,6 +168,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
 def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = trace.names
     attention = _attention_kernels(work) if not matching(names, ["^aten::"]) else _NONE
+    slower = _slowed(trace, work).with_columns(purpose=pl.lit(SLOWED))
+    attention = pl.concat([attention, _shaped(slower)])
     if not matching(names, _MARKS):
         return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
@@ -539,6 +543,56 @@ def _between(rows: pl.DataFrame) -> pl.DataFrame:
     # 1 and 2: a softmax on one side, a product on the other
     inner = parts.filter(passed, before + after == 3, before * after == 2)
     return inner.select("work", name=pl.lit(BETWEEN))
+
+
+#: Kernels are the same if these agree; least number of calls with and without a collective, and of
+#: such kernels.
+_SAME, _CALLS, _KERNELS = ("device", "name", "blocks"), 5, 3
+#: A call overlaps a collective from this share of its time on. Calls without one have one size if
+#: their 10th and 90th percentile differ by less than this factor.
+_OVERLAPPED, _ALIKE = 0.9, 1.1
+#: From this factor of the usual time on, and for this share of the kernels, they are slower.
+_SLOWER, _NEARLY_ALL = 1.05, 0.8
+
+
+def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the time that compute kernels take longer while collectives run.
+
+    The usual time is the median of the calls of the same kernel and grid that overlap no
+    collective; kernels whose time varies without one are left out.
+
+    Args:
+        trace: of one rank.
+        work: its :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+
+    Returns:
+        device, name, call (the usual time in ns), start, end: a row per slower call; it starts when
+        the call would have ended. Empty unless nearly all of several kernels are slower.
+    """
+    running = intervals.union(work.filter(work_kind=COMMUNICATION), ["device"])
+    length, overlap = pl.col("end") - pl.col("start"), pl.col("overlap")
+    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    grids = trace.launch_configs.select("event", blocks=blocks)
+    kernels = work.filter(work_kind=COMPUTE)[["event", "device", "name", "start", "end"]]
+    rows = intervals.overlap_with(kernels, running, ["device"]).join(grids, on="event")
+    rows = rows.with_columns(
+        length=length, alone=overlap == 0, both=overlap >= _OVERLAPPED * length
+    )
+    alone, both = (pl.col("length").filter(which) for which in ("alone", "both"))
+    sums = rows.group_by(_SAME).agg(
+        usual=alone.median(),
+        alike=alone.quantile(0.9) <= _ALIKE * alone.quantile(0.1),
+        longer=both.median(),
+        calls=pl.min_horizontal(pl.col("alone").sum(), pl.col("both").sum()),
+    )
+    sums = sums.filter("alike", pl.col("calls") >= _CALLS)
+    slower = sums.filter(pl.col("longer") >= _SLOWER * pl.col("usual"))
+    if slower.height < max(_KERNELS, _NEARLY_ALL * sums.height):
+        slower = slower.clear()
+    calls = rows.filter("both").join(slower, on=_SAME, nulls_equal=True)
+    usual = pl.col("usual").cast(pl.Int64)
+    calls = calls.filter(pl.col("length") > usual)
+    return calls.select("device", "name", "end", call=usual, start=pl.col("start") + usual)
 
 
 def fusible_ns(

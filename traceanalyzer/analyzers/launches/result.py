@@ -285,6 +285,7 @@ class Launches(Result):
         if graphs.is_empty():
             return ""
         n = self.steps.select((pl.col("launches") - pl.col("graph_launches")).median()).item()
+        n = None if 2 * self.steps["launches"].sum() < self.calls.launches else n
         others = "launches" if n is None else f"{format_count(round(n), 'launch', 'es')} per step"
         return f"capture the other {others} in graphs too ({graphs[0]} is already used)"
 

@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_steps import launching_step
 from traceanalyzer.analyzers.common.device_work import device_work
 from traceanalyzer.analyzers.common.host_code import THREAD, places_of, python_frames
+from traceanalyzer.analyzers.common.kernel_names import GEMM, families_of
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, launch_rows
 from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.analyzers.common.waits import REQUESTS, wait_of
@@ -102,7 +103,9 @@ def _launched(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame | None:
 
     Also work without one, with nulls; None if no launch call is known. ``row`` is the step.
     """
-    work = device_work(trace)[["kind", "start", "end"]]
+    work = device_work(trace)[["kind", "name", "start", "end"]]
+    families = families_of(work["name"].unique().drop_nulls())
+    products = [name for name, one in families.items() if one == GEMM]
     launch = nesting.row_numbers(launch_rows(trace, device_work(trace)), "launch")
     if launch.null_count() == launch.len() or step_marks.by_kernels(steps):
         return None
@@ -110,7 +113,8 @@ def _launched(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame | None:
     is_graph = named(trace.names, [GRAPH_LAUNCH])
     return work.with_columns(
         launch, calls["ts"].alias("launched"), calls.with_columns(graph=is_graph)["graph"],
-        kernel=pl.col("kind") == "kernel", row=launching_step(steps, calls["ts"], work["start"]),
+        kernel=pl.col("kind") == "kernel", product=pl.col("name").is_in(products),
+        row=launching_step(steps, calls["ts"], work["start"]),
     )  # fmt: skip
 
 
@@ -118,7 +122,8 @@ def _modes(work: pl.DataFrame) -> pl.DataFrame:
     """Return mode and the start of the first main kernel (``main``) of each step (``row``).
 
     A step is a graph if graph launches have at least half of the kernel time, piecewise if it
-    launches at least 8 graphs and a kernel between most of them: the model runs in pieces.
+    launches at least 8 graphs and a kernel between most of them: the model runs in pieces. A matrix
+    product before the graphs is one of a model, too: of a draft without graphs.
     """
     kernels = work.filter("kernel").drop_nulls(["row", "launch"])
     length = pl.col("end") - pl.col("start")
@@ -128,7 +133,7 @@ def _modes(work: pl.DataFrame) -> pl.DataFrame:
         graphs=pl.col("launch").filter("graph").n_unique(),
         between=pl.col("launch").filter(between).n_unique(),
         graph_frac=length.filter("graph").sum() / length.sum(),
-        first_graph=pl.col("start").filter("graph").min(),
+        first_graph=pl.col("start").filter(graph | pl.col("product")).min(),
         first=pl.col("start").min(),
     )
     pieces = (pl.col("graphs") >= _PIECES) & (2 * pl.col("between") >= pl.col("graphs"))
