@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
 )
 from traceanalyzer.analyzers.common.names import frame_text, launched_by
 from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL
-from traceanalyzer.analyzers.common.waits import ADVICE, KV_CACHE, wait_of
+from traceanalyzer.analyzers.common.waits import ADVICE, KV_TRANSFER, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -478,7 +478,9 @@ def _exposed_scheduler(result: Steps, answers: Answers) -> Iterator[Measured]:
     few = _few(known, total)
     devices = answers.time.windows[DEVICE].unique()
     who = (
-        "Transfers of the KV cache expose" if wait_of(main) == KV_CACHE else "The scheduler exposes"
+        "Transfers of the KV cache expose"
+        if wait_of(main) == KV_TRANSFER
+        else "The scheduler exposes"
     )
     each = int((few if few.height else known)["exposed_ns"].sum()) / (few.height or known.height)
     where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
@@ -568,8 +570,8 @@ def _of_few(function: str, *, is_named: bool) -> str:
 
 
 def _advice(function: str, *, few: bool, is_named: bool) -> str:
-    if wait_of(function) == KV_CACHE:
-        return f"{ADVICE[KV_CACHE]}."
+    if wait_of(function) == KV_TRANSFER:
+        return f"{ADVICE[KV_TRANSFER]}."
     if few or not is_named:
         return _of_few(function, is_named=is_named) if few else _RECORD
     if _WAITS_FOR_ENGINE in function:

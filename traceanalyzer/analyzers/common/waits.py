@@ -14,7 +14,7 @@ DATA = "waits for data from a pipe, a socket or another process"
 REQUESTS = "waits for requests"
 ENGINE = "waits for the next step from the engine's process"
 DISK = "swaps tensors from or to disk"
-KV_CACHE = "waits for a transfer of the KV cache"
+KV_TRANSFER = "waits for a transfer of the KV cache"
 UNKNOWN = "waits in a function written in C"
 #: A method of an object written in C, whose name does not show what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
@@ -30,7 +30,7 @@ _C_FUNCTIONS = {
     PROCESS: r"wait(?:pid|id|3|4)?",
     DATA: r"p?poll|p?select|epoll_p?wait2?|epoll\.poll|kevent|recv(?:from|m?msg|_into)?"
     r"|accept4?|connect|sched_yield",
-    KV_CACHE: r"(?i)[\w.]*(?:load|recv|receive|send|transfer|pull)_?kv(?:_?(?:cache|blocks?))?"
+    KV_TRANSFER: r"(?i)[\w.]*(?:load|recv|receive|send|transfer|pull)_?kv(?:_?(?:cache|blocks?))?"
     r"|[\w.]*kv_?(?:cache_?)?(?:transfer|recv|receive|load|pull)|wait_for_layer_load",
 }
 #: Functions of inference engines in which they only wait for requests.
@@ -50,7 +50,7 @@ WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV)
 _MODULES = {
     DISK: _SWAPS,
     REQUESTS: WAITS_FOR_REQUESTS,
-    KV_CACHE: _TRANSFERS_KV,
+    KV_TRANSFER: _TRANSFERS_KV,
     ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
     FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)"
     r"|torch/utils/file_baton\.py: wait",
@@ -109,7 +109,7 @@ ADVICE = {
     DISK: "Overlap the reads and writes with compute (DeepSpeed offload_optimizer: pipeline_read, "
     "pipeline_write; more buffers), use a faster NVMe drive or several (aio settings), or offload "
     "to CPU memory instead",
-    KV_CACHE: "Overlap the transfer with steps of other requests (an asynchronous connector: vLLM "
+    KV_TRANSFER: "Overlap the transfer with steps of other requests (an asynchronous connector: vLLM "
     "NixlConnector or Mooncake, load_kv_async), start it earlier or layer by layer, use RDMA "
     "(UCX_TLS) instead of TCP, or add prefill instances: it includes the wait for their result",
     UNKNOWN: "Find what it waits for by the function that calls it (another thread, a file, a "
