@@ -345,6 +345,7 @@ def ranks(
     rows: pl.DataFrame,
     steps: pl.DataFrame,
     roots: pl.DataFrame,
+    marks: pl.DataFrame,
 ) -> pl.DataFrame:
     """Return one row per rank, most imposed wait time first.
 
@@ -371,7 +372,9 @@ def ranks(
         (pl.col("after_first_ns") == 0).sum().alias("times_first"),
     )
     table = devices = _devices(parts)
-    costs = _costs(steps).drop("straggler_frac").join(_waits_for(rows, steps, roots), on="rank")
+    counted = pl.col("step").is_in(steps.filter(~pl.col("warm_up"))["step"].implode())
+    waits = _waits_for(rows.filter(counted), roots, marks.filter(counted))
+    costs = _costs(steps).drop("straggler_frac").join(waits, on="rank")
     for other in (total, met, imposed, costs):
         table = table.join(other, on="rank", how="left")
     return table.with_columns(pl.exclude(devices.columns).fill_null(0)).sort(
@@ -461,15 +464,15 @@ def _costs(steps: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _waits_for(rows: pl.DataFrame, steps: pl.DataFrame, roots: pl.DataFrame) -> pl.DataFrame:
-    """Return rank and ``straggler_frac``, see :func:`ranks`."""
-    counted = steps.filter(~pl.col("warm_up"))
+def _waits_for(rows: pl.DataFrame, roots: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
+    """Return rank and ``straggler_frac``, see :func:`ranks`, of rows and marks of some steps."""
+    lengths = marks.group_by("rank").agg(ns=(pl.col("end") - pl.col("start")).sum())
     of_roots = roots.drop_nulls("root_rank").unique("instance", keep="first", maintain_order=True)
-    met = rows.filter(pl.col("step").is_in(counted["step"].implode()))
-    met = met.join(of_roots[["instance", "root_rank"]], on="instance", maintain_order="left")
+    met = rows.join(of_roots, on="instance", maintain_order="left")
     waits = _lost(met, ["step", "rank", "root_rank"]).filter(pl.col("rank") != pl.col("root_rank"))
-    whole = max(int(counted["step_ns"].sum()) * (rows["rank"].n_unique() - 1), 1)
-    return waits.group_by(rank="root_rank").agg(straggler_frac=pl.col("lost_ns").sum() / whole)
+    sums = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum()).join(lengths, on="rank")
+    others = pl.lit(int(lengths["ns"].sum())) - pl.col("ns")
+    return sums.select("rank", straggler_frac=ratio("lost_ns", others))
 
 
 def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:

@@ -177,7 +177,7 @@ def compare(parts: Sequence[Part], options: Options, base: Sequence[Part] = ()) 
     instances = pl.concat(judged).sort("id")
     marks = matching.marks(parts, offsets)
     steps = arrivals.steps(rows, marks)
-    ranks = arrivals.ranks(parts, instances, rows, steps, roots)
+    ranks = arrivals.ranks(parts, instances, rows, steps, roots, marks)
     groups = outliers.summarize(instances, dict(ranks[["rank", "span_ns"]].iter_rows()))
     least = options.min_wait_ns
     if least is None:

@@ -534,7 +534,7 @@ def _notes(result: GpuIdle) -> Iterator[str]:
         yield "Idle time is that of each device; diagnose adds the waits of other ranks for it."
     copies = int(units["copy_ns"].sum())
     if copies:
-        yield f"Copying batches to the GPU took {format_ns(copies)} on the host."
+        yield f"Copying data to the GPU took {format_ns(copies)} on the host."
     if result.coverage.on_host:
         yield (
             "The file has no GPU kernels: busy is the time of the main thread, and of the autograd "

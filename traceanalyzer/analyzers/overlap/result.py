@@ -226,10 +226,10 @@ def _communication(result: Overlap, sums: Mapping[str, Any]) -> str:
     if not exposed:
         return "All communication is overlapped with compute."
     basis = result.basis
+    part = "all" if exposed == whole else format_ns(basis.each_ns(exposed))
     opening = (
         f"{format_frac(sums['overlap_frac'])} of communication time is overlapped with compute; "
-        f"{format_ns(basis.each_ns(exposed))} of {basis.text(whole)} is exposed: at most that "
-        "much can be saved."
+        f"{part} of {basis.text(whole)} is exposed: at most that much can be saved."
     )
     if exposed < SMALL_FRAC * sums["span_ns"]:
         return f"{opening} More overlap would gain little."
