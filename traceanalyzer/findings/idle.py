@@ -404,8 +404,6 @@ def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
 _READS = r"^aten::(?:item|_local_scalar_dense)$|Synchronize"
 
 
-#: Minimum share of a loss in the first step to count as setup.
-_NEARLY_ALL = 0.8
 #: Setup calls: handles, communicators, compilation.
 _SET_UP = (
     r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
@@ -442,7 +440,7 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
         pl.col("start") == begin, pl.len().over(keys) >= _ENOUGH_STEPS
     )
     in_first = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
-    if int(in_first["lost_ns"].sum()) < _NEARLY_ALL * int(losses["lost_ns"].sum()):
+    if int(in_first["lost_ns"].sum()) < causes.SETUP_FRAC * int(losses["lost_ns"].sum()):
         return False
     return _is_set_up(cause, result)
 
@@ -465,7 +463,7 @@ def _are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:
 def _is_in_few(losses: pl.DataFrame, few: int, least: int = 0) -> bool:
     """Whether the longest intervals of each device have nearly all, of more than ``least``."""
     lost = pl.col("lost_ns")
-    is_in_few = (lost.top_k(few).sum() >= _NEARLY_ALL * lost.sum()) & (pl.len() > least)
+    is_in_few = (lost.top_k(few).sum() >= causes.SETUP_FRAC * lost.sum()) & (pl.len() > least)
     return bool(losses.group_by(DEVICE).agg(is_in_few.alias("few"))["few"].all())
 
 

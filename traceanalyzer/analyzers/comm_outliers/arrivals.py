@@ -301,7 +301,6 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
         rows: arrivals of all matched collectives.
         marks: the step annotations of all ranks, with ``rank``.
     """
-    waits = _lost(rows.drop_nulls("step"), ["step", "rank"])
     length = (pl.col("end") - pl.col("start")).median().round().cast(pl.Int64)
     lengths = marks.group_by("step").agg(length.alias("step_ns"), pl.col("start").min())
     spans = lengths.with_columns(end=pl.col("start") + pl.col("step_ns"))
@@ -310,7 +309,8 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     usual = pl.col("lost_ns").slice(1).median().fill_null(pl.col("lost_ns").first())
     cost = (usual - pl.col("lost_ns").first()).clip(0).round().cast(pl.Int64)
     table = (
-        waits.sort("step", "wait_ns", "rank")
+        _lost(rows.drop_nulls("step"), ["step", "rank"])
+        .sort("step", "wait_ns", "rank")
         .group_by("step", maintain_order=True)
         .agg(
             pl.col("rank").first().alias("straggler"),
@@ -471,8 +471,7 @@ def _waits_for(rows: pl.DataFrame, roots: pl.DataFrame, marks: pl.DataFrame) -> 
     met = rows.join(of_roots, on="instance", maintain_order="left")
     waits = _lost(met, ["step", "rank", "root_rank"]).filter(pl.col("rank") != pl.col("root_rank"))
     sums = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum()).join(lengths, on="rank")
-    others = pl.lit(int(lengths["ns"].sum())) - pl.col("ns")
-    return sums.select("rank", straggler_frac=ratio("lost_ns", others))
+    return sums.select("rank", straggler_frac=ratio("lost_ns", lengths["ns"].sum() - pl.col("ns")))
 
 
 def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:

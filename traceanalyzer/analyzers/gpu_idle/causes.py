@@ -375,6 +375,8 @@ ALL_GPUS = (
 
 #: Causes that are setup if they occur only in the first step, or in a few calls without steps.
 FIRST_USE = (MODULE_LOADING, MEMORY_MANAGEMENT, COMMUNICATOR, GRAPH_BUILDING, API_CALLS)
+#: Minimum share of a loss in the first step, or in a few calls, to count as setup.
+SETUP_FRAC = 0.8
 #: Advice for setup, of PyTorch or another framework.
 ONCE = {
     True: "This is one-time setup, not a cost of each step: exclude it from the recording with "

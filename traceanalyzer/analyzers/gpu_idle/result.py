@@ -24,9 +24,6 @@ from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_first, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATE_HOST, SYNCHRONISE, call_class
 
-#: From this share of a cause on, three gaps have nearly all of its time.
-_SETUP_FRAC = 0.8
-
 #: Share of the time below which no action is needed.
 _LITTLE = 0.05
 
@@ -262,7 +259,7 @@ class GpuIdle(Result):
         rows = self.of_cause(cause).group_by("rank", "path", "device")
         few = int(rows.agg(pl.col("cause_ns").top_k(3).sum())["cause_ns"].sum())
         known = cause in causes.FIRST_USE and not self.basis.in_steps
-        return known and few >= _SETUP_FRAC * self.idle_by_cause[cause]
+        return known and few >= causes.SETUP_FRAC * self.idle_by_cause[cause]
 
     def of_rank(self, rank: int | None) -> GpuIdle:
         """Return the result with the longest gaps of one rank; of all ranks for None."""
@@ -493,9 +490,8 @@ def files_accessed(result: GpuIdle) -> list[str]:
     each = ", ".join(f"{name} {format_ns(idle_ns)}" for name, idle_ns in named)
     whole = f"{format_ns(total)}, {format_frac(total / result.span_ns)} of the time"
     text = f"The host is in file calls (OS runtime) for {whole}: {each}."
-    if host.long_line is None:
-        return [text]
-    return [text, f"One call of {host.long_line}: it waits for a terminal or pipe, not a file."]
+    line = f"One call of {host.long_line}: it waits for a terminal or pipe, not a file."
+    return [text, *[line] * (host.long_line is not None)]
 
 
 def _share(part: int, basis: Basis) -> str:
