@@ -477,18 +477,14 @@ def _exposed_scheduler(result: Steps, answers: Answers) -> Iterator[Measured]:
     is_named = main not in (engine.IN_STEP, engine.BETWEEN)
     few = _few(known, total)
     devices = answers.time.windows[DEVICE].unique()
-    who = (
-        "Transfers of the KV cache expose"
-        if wait_of(main) == KV_TRANSFER
-        else "The scheduler exposes"
-    )
+    who = "Receiving the KV cache" if wait_of(main) == KV_TRANSFER else "The scheduler"
     each = int((few if few.height else known)["exposed_ns"].sum()) / (few.height or known.height)
     where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
         "per decode step"
     )  # fmt: skip
     yield Measured(
         size=total / whole,
-        title=f"{who} {format_ns(each)} {where} "
+        title=f"{who} exposes {format_ns(each)} {where} "
         f"({format_frac(total / whole)} of the time from the first to the last step): the GPU "
         f"waits for host code{f', mostly {frame_text(main)}' if is_named else ''}.",
         evidence=(

@@ -109,8 +109,8 @@ ADVICE = {
     DISK: "Overlap the reads and writes with compute (DeepSpeed offload_optimizer: pipeline_read, "
     "pipeline_write; more buffers), use a faster NVMe drive or several (aio settings), or offload "
     "to CPU memory instead",
-    KV_TRANSFER: "Overlap the transfer with steps of other requests (an asynchronous connector: vLLM "
-    "NixlConnector or Mooncake, load_kv_async), start it earlier or layer by layer, use RDMA "
+    KV_TRANSFER: "Overlap the transfer with steps of other requests (an asynchronous connector: "
+    "vLLM NixlConnector or Mooncake, load_kv_async), start it earlier or layer by layer, use RDMA "
     "(UCX_TLS) instead of TCP, or add prefill instances: it includes the wait for their result",
     UNKNOWN: "Find what it waits for by the function that calls it (another thread, a file, a "
     "device, a collective), and launch the next work before the wait",
