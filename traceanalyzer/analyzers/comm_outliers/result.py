@@ -588,10 +588,9 @@ def _cost(result: CommOutliers, rank: int) -> str:
         return f"{known}, so it is unknown whether this repeats."
     if row["straggler_steps"] < arrivals.WARN_STEPS or row["straggler_frac"] < arrivals.WARN_FRAC:
         return ""
-    warm_up = " after warm-up" if steps.height < result.steps.height else ""
     return (
         f"The other ranks wait {format_frac(row['straggler_frac'])} of their step time for it "
-        f"without compute, mainly in {row['straggler_steps']} of {steps.height} steps{warm_up}."
+        f"without compute, mainly in {row['straggler_steps']} of {steps.height} steps."
     )
 
 

@@ -246,8 +246,7 @@ def by_function(exposed: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         total_frac (of the exposed time of all phases); the largest total first.
     """
     length = pl.col("end") - pl.col("start")
-    phases = step_marks.with_phases(exposed).group_by("phase", "function")
-    sums = phases.agg(total_ns=length.sum())
+    sums = step_marks.with_phases(exposed).group_by("phase", "function").agg(total_ns=length.sum())
     counts = steps.drop_nulls("exposed_ns").group_by("phase").agg(n=pl.len())
     whole = pl.lit(int(sums["total_ns"].sum()))
     rows = sums.join(counts, on="phase").select(
