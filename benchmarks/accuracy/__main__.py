@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from benchmarks.accuracy import real
 from benchmarks.accuracy.cases import plans
 from benchmarks.accuracy.fault import Case
-from benchmarks.accuracy.gains import predictions, table
+from benchmarks.accuracy.gains import Prediction, of_findings, predictions, table
 from benchmarks.accuracy.measure import Outcome, run
 from benchmarks.accuracy.report import accuracy, confusion, write_page, wrong
 
@@ -22,10 +22,15 @@ def main() -> None:
     options.add_argument("--findings", action="store_true", help="print the findings of each case")
     options.add_argument("--write", action="store_true", help="write the table of docs/accuracy.md")
     options.add_argument("--keep", help="a folder for the files of the cases")
-    options.add_argument("--gains", action="store_true", help="gains of what-if, not findings")
+    options.add_argument(
+        "--gains",
+        action="store_true",
+        help="gains of what-if, not findings; with --findings: the gains of findings",
+    )
     given = options.parse_args()
     if given.gains:
-        print_gains(range(given.seed, given.seed + given.seeds), given.only)
+        seeds = range(given.seed, given.seed + given.seeds)
+        print_gains(of_findings if given.findings else predictions, seeds, given.only)
         return
     outcomes = []
     for make in selected(range(given.seed, given.seed + given.seeds), given.only):
@@ -43,10 +48,12 @@ def main() -> None:
         write_page(outcomes)
 
 
-def print_gains(seeds: range, only: str) -> None:
+def print_gains(
+    predicted: Callable[[range, str], Iterator[Prediction]], seeds: range, only: str
+) -> None:
     """Print predicted and true gains."""
     rows = []
-    for one in predictions(seeds, only):
+    for one in predicted(seeds, only):
         rows.append(one)
         mark = "--  " if one.why else "ok  " if one.is_right else "far "
         share = one.why or f"{one.true_ns / one.step_ns:6.1%} {one.gain_ns / one.step_ns:6.1%}"

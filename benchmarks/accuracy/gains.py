@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.accuracy.cases import Plan, plans, program_of
 from benchmarks.accuracy.fault import Expected
+from benchmarks.accuracy.measure import names_cause, names_place
 from benchmarks.accuracy.simulator import Job, simulate
 from benchmarks.accuracy.variants import within_recording
 from benchmarks.accuracy.write import write_kineto
@@ -87,6 +88,48 @@ def _predicted(plan: Plan, change: dict[str, Any]) -> Prediction:
             return Prediction(plan.name, plan.seed, why=str(error).rpartition(": ")[2])
     gain = float(result.changes["gain_ns"][0])
     return Prediction(plan.name, plan.seed, result.recorded_ns, true, gain)
+
+
+def of_findings(seeds: range, only: str = "") -> Iterator[Prediction]:
+    """Compare the gain of the finding about each fault, also of two faults, with the truth.
+
+    That is the job without this fault, in step time or in the time of the run: not each step has
+    the fault, and the first one does not count. Findings whose gain is no replay are left out.
+    """
+    for seed in seeds:
+        for plan in plans(seed):
+            if plan.faults and only in plan.name and plan.world < 64:
+                yield from of_plan(plan)
+
+
+def of_plan(plan: Plan) -> Iterator[Prediction]:
+    """Compare the gains of the findings about the faults of a case with the truth."""
+    import traceanalyzer as ta
+
+    sizes, step = plan._sizes(plan._wall_us()), {}
+    with tempfile.TemporaryDirectory() as folder:
+        for without in (-1, *sizes):
+            job = plan.base_job()
+            some = {number: size for number, size in sizes.items() if number != without}
+            expected = plan._inject(job, some)
+            path = _written(Path(folder) / str(without), job, plan.format)
+            try:
+                step[without] = ta.what_if(path, free="copies").recorded_ns
+            except ta.TraceAnalyzerError as error:
+                yield Prediction(plan.name, plan.seed, why=str(error).rpartition(": ")[2])
+                return
+            if without < 0:
+                found, faults = ta.diagnose(path).findings, expected
+    for number, fault in enumerate(faults):
+        some = {n: size for n, size in sizes.items() if n != number}
+        true = (1 - step[number] / step[-1], 1 - plan._wall_us(some) / plan._wall_us(sizes))
+        named = [one for one in found if one.gain_basis == "replay" and names_cause(fault, one)]
+        placed = [one for one in named if names_place(fault, one)] or named
+        for one in placed[:1]:
+            gain = one.gain_frac or 0.0
+            nearest = min(true, key=lambda frac: abs(frac - gain))
+            name = f"{plan.name}: {one.id}"
+            yield Prediction(name, plan.seed, step[-1], *(step[-1] * x for x in (nearest, gain)))
 
 
 def _written(folder: Path, job: Job, file_format: str) -> Path:

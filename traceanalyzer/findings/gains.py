@@ -92,7 +92,8 @@ def with_gains(
 ) -> Gains:
     """Return findings with their gains, rated by them.
 
-    A finding that has a ``gain_frac`` gains that at most.
+    A finding that has a ``gain_frac`` gains that at most; if the replay gains more than its cost,
+    the same share of that.
     """
     by_id = {rule.id: rule for rule in rules}
     bounds = tuple(_bound(one, by_id[one.id]) for one in findings)
@@ -116,10 +117,13 @@ def with_gains(
             continue
         more += (factor - 1) * frac
         frac *= factor
-        off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
+        cost = one.cost_frac or 0.0
+        off_path, most = (
+            frac < NO_GAIN,
+            1.0 if limit is None else limit * max(1.0, frac / (cost or 1)),
+        )
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
-        cost = one.cost_frac or 0.0
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
         known = replace(
             one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay",
