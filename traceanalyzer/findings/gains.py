@@ -92,8 +92,7 @@ def with_gains(
 ) -> Gains:
     """Return findings with their gains, rated by them.
 
-    A finding that has a ``gain_frac`` gains that at most; if the replay gains more than its cost,
-    the same share of that.
+    A finding with a ``gain_frac`` gains that at most, or the same share of more than its cost.
     """
     by_id = {rule.id: rule for rule in rules}
     bounds = tuple(_bound(one, by_id[one.id]) for one in findings)

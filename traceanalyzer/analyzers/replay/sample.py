@@ -116,11 +116,6 @@ def typical(counts: Any, ends: Any, ranks: int = 1, limit: int = 0) -> range | N
     return None
 
 
-def _limit(ranks: int) -> int:
-    """Return how much device work of so many ranks is replayed, if enough steps have it."""
-    return int(MOST_WORK * (1 + _MORE_WORK * (ranks - 1)))
-
-
 def require_few(count: int, ranks: int = 1) -> None:
     """Require no more device work than is replayed.
 
@@ -141,7 +136,7 @@ def common(programs: Sequence[Program]) -> Sequence[Program]:
         MissingData: the samples of the ranks have too few steps in common.
     """
     is_sample = any(one.is_sample for one in programs)
-    limit = _limit(len(programs))
+    limit = int(MOST_WORK * (1 + _MORE_WORK * (len(programs) - 1)))
     if not is_sample and sum(one.work.height for one in programs) <= limit:
         return programs
     names = [one.steps["step"].to_list() for one in programs]
