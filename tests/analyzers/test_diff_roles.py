@@ -219,8 +219,13 @@ def test_another_gpu_runs_one_operator_with_other_kernels(tmp_path: Path) -> Non
         one._replace(kernels=tuple((name, 7) for name in amd[one.kernels[0][0]])) for one in LAYER
     ]
     files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((LAYER, other))]
+    text = files[1].read_text()
+    files[1].write_text(text.replace("cudaLaunchKernel", "hipExtModuleLaunchKernel"))
     result, rows = roles(files[0], files[1])
     assert result.paired_frac == 1
+    assert result.on_host is not None
+    calls = result.on_host.filter(kind="cuda_runtime").select("name", "before_n", "after_n")
+    assert calls.rows() == [("cuda/hipLaunchKernel", 6 * 8, 6 * 12)]
     assert {row["operator"] for row in rows} == {one.operator for one in LAYER}
     assert {row["before_n"] == row["after_n"] for row in rows} == {True}
     (product,) = [row for row in rows if row["shapes"] == "[[128, 128]]"]

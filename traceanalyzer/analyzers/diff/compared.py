@@ -192,7 +192,7 @@ def _long(run: runs.Run, labels: dict[str, str], basis: Basis) -> pl.DataFrame:
 def kernels(pair: Pair) -> pl.DataFrame | None:
     """Compare kernels, copies and memsets by name."""
     keys = ["name", "family"]
-    rows = _summed(pair, "work", keys, "total_ns")
+    rows = _summed(pair, [run.work for run in pair.both], keys, "total_ns")
     if rows is None:
         return None
     short = kernel_names.short_names(rows["name"].drop_nulls().unique().to_list())
@@ -202,21 +202,44 @@ def kernels(pair: Pair) -> pl.DataFrame | None:
 
 def families(pair: Pair) -> pl.DataFrame | None:
     """Compare kernels, copies and memsets by family."""
-    return _summed(pair, "work", ["family"], "total_ns")
+    return _summed(pair, [run.work for run in pair.both], ["family"], "total_ns")
+
+
+#: Calls of HIP, and those of CUDA and HIP without their variants.
+_HIP = r"^hip[A-Z]"
+_CALL = r"^(?:cuda|cu|hip)(?:Ext)?(?:Module)?([A-Z]\w*?)(?:ExC?|WithStream|Async)?$"
 
 
 def operators(pair: Pair, side: str) -> pl.DataFrame | None:
-    """Compare operators by self time on ``host`` or ``device``."""
-    rows = _summed(pair, "operators", ["name", "kind"], f"{side}_ns")
+    """Compare operators by self time on ``host`` or ``device``.
+
+    Calls of CUDA in one run and of HIP in the other have one name: ``cuda/hipLaunchKernel``.
+    """
+    frames = [run.operators for run in pair.both if run.operators is not None]
+    if len(frames) < len(pair.both):
+        return None
+    frames = [rows.with_columns(pl.col("name").cast(pl.String)) for rows in frames]
+    if len({rows["name"].str.contains(_HIP).any() for rows in frames}) > 1:
+        name = pl.col("name").str.replace(_CALL, "cuda/hip$1")
+        before, after = (rows.select(name).to_series().unique() for rows in frames)
+        is_shared = name.is_in(before.filter(before.is_in(after.implode())).implode())
+        frames = [
+            rows.with_columns(pl.when(is_shared).then(name).otherwise("name").alias("name"))
+            for rows in frames
+        ]
+    rows = _summed(pair, frames, ["name", "kind"], f"{side}_ns")
     return None if rows is None or rows.is_empty() else rows
 
 
-def _summed(pair: Pair, table: str, keys: list[str], column: str) -> pl.DataFrame | None:
-    """Compare the rows of both runs' tables: time and count per step."""
-    rows = [getattr(run, table) for run in pair.both]
-    if any(frame is None for frame in rows):
+def _summed(
+    pair: Pair, frames: Sequence[pl.DataFrame | None], keys: list[str], column: str
+) -> pl.DataFrame | None:
+    """Compare the rows of both runs: time and count per step, of work those of a device."""
+    rows = [frame for frame in frames if frame is not None]
+    if len(rows) < len(frames):
         return None
-    each = [basis.devices if table == "work" else basis.ranks for basis in pair.bases]
+    of_work = column == "total_ns"
+    each = [basis.devices if of_work else basis.ranks for basis in pair.bases]
     return _compare_sums(pair, rows, keys, column, each)
 
 
