@@ -68,6 +68,49 @@ def test_python_infinity_and_pretty_printed_objects(tmp_path: Path) -> None:
     assert not counts(path)
 
 
+def test_a_list_of_results_and_statistics_alone(tmp_path: Path) -> None:
+    """As ``vllm bench sweep`` writes, and what scripts keep of a result."""
+    times = {f"mean_{of}_ms": 5.0 for of in ("ttft", "tpot", "itl")}
+    path = written(tmp_path, json.dumps([bench(), bench()], indent=4))
+    assert values(path, "ttft_ns") == [5e8, 2.5e8] * 2
+    stated = written(tmp_path, json.dumps({"num_prompts": 2, **times}))
+    assert values(stated, "mean_ttft_ms") == [5.0]
+    none = bench(completed=0, ttfts=[], itls=[], output_lens=[], **dict.fromkeys(times, 0.0))
+    assert values(written(tmp_path, json.dumps(none)), "mean_ttft_ms") == []
+    assert ta.requests(tmp_path / "log.json").verdict == "No request was completed."
+
+
+def test_stages_of_sglang_divide_a_request(tmp_path: Path) -> None:
+    """Times of a real request in ms, whose answer was not streamed."""
+    times = {
+        "Req a": ("r", "", 0, 192), "Scheduler [TP 0] [PP 0]": ("s", "r", 5, 190),
+        "prefill_waiting": ("w", "s", 6, 28), "prefill_forward": ("p", "s", 28, 53),
+        "decode_forward": ("d", "s", 53, 190),
+    }  # fmt: skip
+    stated = {"time_to_first_token": 0.1917, "e2e": 0.1918, "time_in_model_decode": 0.00004}
+    attributes = [
+        {"key": f"gen_ai.latency.{key}", "value": {"doubleValue": value}}
+        for key, value in stated.items()
+    ]
+    spans = [
+        {
+            "name": name,
+            "spanId": key,
+            "parentSpanId": parent,
+            "startTimeUnixNano": f"{10**18 + begin * 10**6}",
+            "endTimeUnixNano": f"{10**18 + end * 10**6}",
+            "attributes": attributes if key == "r" else [],
+        }
+        for name, (key, parent, begin, end) in times.items()
+    ]
+    text = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
+    path = written(tmp_path, text)
+    parts = {part: values(path, f"{part}_ns") for part in ("queue", "prefill", "decode", "ttft")}
+    assert parts == {"queue": [22e6], "prefill": [25e6], "decode": [137e6], "ttft": [53e6]}
+    streamed = written(tmp_path, text.replace("0.1917", "0.0601"))
+    assert values(streamed, "ttft_ns") == [60.1e6]
+
+
 def test_lines_of_several_runs_and_a_truncated_one(tmp_path: Path) -> None:
     line = json.dumps(bench())
     path = written(tmp_path, f"{line}\n\n{line}\n{line[: len(line) // 2]}")

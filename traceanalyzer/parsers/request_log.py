@@ -1,16 +1,17 @@
 """Request logs of inference engines: results of benchmarks, and spans of OpenTelemetry, as JSON.
 
 ``vllm bench serve --save-result --save-detailed`` writes an object, or one per line
-(``--append-result``), ``sglang.bench_serving --output-details`` one per line. Spans are those of a
-collector (OTLP) or of Jaeger. Each request is a row of ``aggregates``, of form ``requests``: its
-block is the run in the file; rows without ``row`` have what the log states of the run.
+(``--append-result``), or a list of them (``vllm bench sweep``), ``sglang.bench_serving
+--output-details`` one per line. Spans are those of a collector (OTLP) or of Jaeger. Each request is
+a row of ``aggregates``, of form ``requests``: its block is the run in the file; rows without
+``row`` have what the log states of the run.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +27,11 @@ from traceanalyzer.vocabulary import REQUEST_FORM, REQUEST_LOG
 if TYPE_CHECKING:
     import polars as pl
 
-_BENCHMARK = (b'"request_throughput"', b'"completed"', b'"duration"')
+#: Keys of the result of a benchmark, and of one of which only the statistics were kept.
+_BENCHMARKS = (
+    (b'"request_throughput"', b'"completed"', b'"duration"'),
+    (b'"mean_ttft_ms"', b'"mean_tpot_ms"', b'"mean_itl_ms"'),
+)
 _SPANS = re.compile(rb'\s*+\{\s*+"(?:resourceSpans|data)"\s*+:\s*+\[')
 _OF_SPANS = (b'"scopeSpans"', b'"instrumentationLibrarySpans"', b'"operationName"')
 #: Statistics that a benchmark states, in ms, and numbers of the whole run.
@@ -50,7 +55,12 @@ _TOKENS = {
 }
 #: Events of a request in the engine's scheduler (journey tracing of vLLM).
 _EVENT = re.compile(r"journey\.(QUEUED|SCHEDULED|FIRST_TOKEN|PREEMPTED|FINISHED)")
+#: Spans of SGLang's scheduler within that of a request.
+_STAGES = {
+    "prefill_waiting": "queue_ns", "prefill_forward": "prefill_ns", "decode_forward": "decode_ns"
+}  # fmt: skip
 #: Larger numbers of a request are damage, in s and tokens.
+_DEEPEST = 4
 _MOST_S, _MOST_TOKENS, _MOST_STATED = 1e7, 1e9, 1e12
 _LONGEST = 200
 
@@ -103,7 +113,8 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     """Whether the file begins with the result of a benchmark, or with spans."""
     if _SPANS.match(head):
         return any(key in head for key in _OF_SPANS)
-    return head.lstrip().startswith(b"{") and all(key in head for key in _BENCHMARK)
+    is_json = re.match(rb"\s*+(?:\{|\[\s*+\{)", head) is not None
+    return is_json and any(all(key in head for key in keys) for keys in _BENCHMARKS)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - always read wholly
@@ -147,7 +158,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
 def _documents(text: bytes, read: _Read) -> Iterator[tuple[int, Any]]:
     """Yield the object of a file, or that of each line, and its line; Python writes NaN as such."""
     try:
-        yield 1, json.loads(text, parse_constant=lambda _: None)
+        whole = json.loads(text, parse_constant=lambda _: None)
+        yield from ((1, one) for one in (whole if isinstance(whole, list) else [whole]))
         return
     except (ValueError, RecursionError):
         pass
@@ -170,6 +182,8 @@ def _benchmark(document: Mapping[str, Any], line: int, read: _Read) -> _Run:
         if _STATED.fullmatch(name) and value != "inf":
             number = read.number(value, _MOST_STATED, f"line {line}, {name}")
             run.numbers |= {} if number is None else {name: number}
+    if run.numbers.get("completed") == 0:  # statistics of nothing
+        run.numbers = {name: n for name, n in run.numbers.items() if not name.endswith("_ms")}
     run.texts = {name: str(document[name])[:_LONGEST] for name in _TEXTS if document.get(name)}
     columns = {
         name: _list(document, name)
@@ -221,11 +235,13 @@ def _measured(row: Mapping[str, Any], place: str, read: _Read) -> _Request:
 
 
 class _Span(NamedTuple):
-    """A span: ids, start in ns since the Unix epoch, attributes, events and their times in ns."""
+    """A span: name, ids, start and end in ns since the Unix epoch, attributes, events by time."""
 
+    name: str
     id: str
     parent: str
     start_ns: int | None
+    end_ns: int | None
     attributes: dict[str, Any]
     events: list[tuple[str, int]]
 
@@ -241,8 +257,9 @@ def _spans(document: Mapping[str, Any]) -> Iterator[_Span]:
                     (one.get("name"), one.get("timeUnixNano"))
                     for one in _objects(span.get("events"))
                 ]
-                start, attributes = span.get("startTimeUnixNano"), span.get("attributes")
-                yield _span(span.get("spanId"), span.get("parentSpanId"), start, attributes, events)
+                times = tuple(_ns(span.get(f"{edge}TimeUnixNano")) for edge in ("start", "end"))
+                ids = (str(span.get("name")), span.get("spanId"), span.get("parentSpanId"))
+                yield _span(ids, times, span.get("attributes"), events)
     for trace in _objects(document.get("data")):
         for span in _objects(trace.get("spans")):
             logs = _objects(span.get("logs"))
@@ -250,17 +267,21 @@ def _spans(document: Mapping[str, Any]) -> Iterator[_Span]:
                 (_attributes(log.get("fields")).get("event"), log.get("timestamp")) for log in logs
             ]
             parent = next((one.get("spanID") for one in _objects(span.get("references"))), None)
-            yield _span(
-                span.get("spanID"), parent, span.get("startTime"), span.get("tags"), events, 1000
-            )
+            start, length = (_ns(span.get(key), 1000) for key in ("startTime", "duration"))
+            times = (start, None if start is None or length is None else start + length)
+            ids = (str(span.get("operationName")), span.get("spanID"), parent)
+            yield _span(ids, times, span.get("tags"), events, 1000)
 
 
 def _span(
-    id_: Any, parent: Any, start: Any, attributes: Any, events: list[Any], factor: int = 1
-) -> _Span:
-    times = [(str(name), _ns(time, factor)) for name, time in events]
-    known = [(name, ns) for name, ns in times if ns is not None]
-    return _Span(str(id_), str(parent or ""), _ns(start, factor), _attributes(attributes), known)
+    ids: tuple[str, Any, Any], times: tuple[int | None, ...], attributes: Any, events: list[Any],
+    factor: int = 1,
+) -> _Span:  # fmt: skip
+    of_events = [(str(name), _ns(time, factor)) for name, time in events]
+    known = [(name, ns) for name, ns in of_events if ns is not None]
+    name, id_, parent = ids
+    start, end = times
+    return _Span(name, str(id_), str(parent or ""), start, end, _attributes(attributes), known)
 
 
 def _objects(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -285,7 +306,7 @@ def _attributes(values: Any) -> dict[str, Any]:
     return plain
 
 
-def _of_spans(spans: Iterable[_Span], read: _Read) -> list[_Request]:
+def _of_spans(spans: Sequence[_Span], read: _Read) -> list[_Request]:
     """Return the requests of spans; the engine's events of a request are in a child of its span."""
     requests: dict[str, _Request] = {}
     stages: dict[str, _Numbers] = {}
@@ -295,6 +316,7 @@ def _of_spans(spans: Iterable[_Span], read: _Read) -> list[_Request]:
             requests[span.id] = _of_attributes(span, read)
         if of_events := _stages([event for event in span.events if _EVENT.fullmatch(event[0])]):
             stages[span.id if names or not span.parent else span.parent] = of_events
+    _divide(requests, spans)
     for key, of_events in stages.items():
         queued = of_events.pop("start_ns")
         known = requests.get(key) or _Request(key, "", None, {}, [])
@@ -303,6 +325,24 @@ def _of_spans(spans: Iterable[_Span], read: _Read) -> list[_Request]:
         numbers = {**known.numbers, **of_events, **whole}
         requests[key] = known._replace(start_ns=known.start_ns or queued, numbers=numbers)
     return sorted(requests.values(), key=lambda one: (one.start_ns or 0, one.name))
+
+
+def _divide(requests: dict[str, _Request], spans: Sequence[_Span]) -> None:
+    """Divide requests by the spans of SGLang's scheduler.
+
+    If the answer is not streamed, the server has its first token with the last one.
+    """
+    parents = {span.id: span.parent for span in spans}
+    for span in spans:
+        if (name := _STAGES.get(span.name)) and span.start_ns and span.end_ns:
+            key = span.parent
+            for _ in range(_DEEPEST):
+                key = key if key in requests else parents.get(key, "")
+            if (one := requests.get(key)) and one.start_ns:
+                length, begin = float(span.end_ns - span.start_ns), span.start_ns - one.start_ns
+                one.numbers[name] = length
+                if name == "decode_ns" and one.numbers.get("ttft_ns", 0) > begin + length / 2:
+                    one.numbers["ttft_ns"] = begin
 
 
 def _of_attributes(span: _Span, read: _Read) -> _Request:

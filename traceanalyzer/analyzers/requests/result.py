@@ -128,6 +128,9 @@ def _sentences(result: Requests) -> Iterator[str]:
         for mean, last in stated[["stated_mean_ns", "stated_p99_ns"]].head(1).iter_rows():
             p99 = f", {format_ns(last)} (p99)" if last is not None else ""
             yield f"The log states a time to first token of {format_ns(mean)} (mean){p99}."
+        if "completed" in result.runs.columns and result.runs["completed"].eq(0).any():
+            none, n = result.runs.filter(completed=0).height, result.runs.height
+            yield "No request was completed" + f" in {none:,} of {n:,} runs" * (n > 1) + "."
         yield failed
         return
     each = sums["tpot_p50_ns"]
