@@ -136,6 +136,34 @@ def as_pytorch_writes(events: Sequence[dict[str, Any]]) -> bytes:
     return b"".join(parts)
 
 
+def as_stages(events: Sequence[dict[str, Any]]) -> bytes:
+    """Return device work of Kineto's JSON as render stages, as PyTorch's writer has it.
+
+    Arrows with ids from 2^40 on are the stages that a stage waits for.
+    """
+    work = [e for e in events if e["ph"] == "X" and "stream" in e.get("args", {})]
+    arrows: dict[int, dict[str, tuple[Any, ...]]] = {}
+    for e in events:
+        if e["ph"] in "sf" and e["id"] >= 1 << 40:
+            arrows.setdefault(e["id"], {})[e["ph"]] = (e["pid"], e["tid"], ns(e["ts"]))
+    starts = {(e["pid"], e["tid"], ns(e["ts"])): i for i, e in enumerate(work, 1)}
+    ends = {(e["pid"], e["tid"], ns(e["ts"]) + ns(e["dur"])): i for i, e in enumerate(work, 1)}
+    waits = [(starts[arrow["f"]], ends[arrow["s"]]) for arrow in arrows.values()]
+    stages = list(dict.fromkeys(e["cat"] for e in work))
+    specs = interned(24, stages) + interned(2, [e["name"] for e in work])
+    parts = [packet(delimited(12, specs), sequence=2, flags=CLEARED)]
+    for i, e in enumerate(work, 1):
+        extra = [
+            delimited(6, delimited(1, key), delimited(2, str(value)))
+            for key, value in e["args"].items()
+        ]
+        stage = [number(1, i), number(2, ns(e["dur"])), number(11, e["args"]["device"])]
+        stage += [number(14, stages.index(e["cat"]) + 1), number(20, i), *extra]
+        stage += [number(18, before) for after, before in waits if after == i]
+        parts.append(packet(delimited(53, *stage), ts=ns(e["ts"]), sequence=2, flags=NEEDS))
+    return b"".join(parts)
+
+
 def ns(us: float | str) -> int:
     """Return microseconds, as JSON text or number, in nanoseconds."""
     return round(Decimal(us) * 1000)

@@ -236,7 +236,7 @@ def test_pytorch_annotations_recorded_as_operators_count() -> None:
     ]
 
 
-@pytest.mark.parametrize("by", get_args(By))
+@pytest.mark.parametrize("by", get_args(By)[:5])
 def test_groups_add_up(by: Any) -> None:
     whole, result = kernels(trace(LAUNCHED)), kernels(trace(LAUNCHED), by=by)
     assert result.groups is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,128 @@ def test_damaged_annotations_are_a_notice(tmp_path: Path, text: str) -> None:
     trace = ta.read(path, columns=("args",))
     assert trace.issues["code"].to_list() == ["annotations-unreadable"]
     assert trace.events["args"].str.contains("module_fqn").sum() == 0
+
+
+MODEL = "/home/me/model.py"
+LOOP = f'  File "{MODEL}", line 42, in forward\n    x = self.norm(x)\n        ^^^^\n'
+PASSED = '  File "/x/site-packages/torch/nn/functional.py", line 9, in relu\n    return y\n'
+
+
+def frame(*lines: int) -> list[str]:
+    """Stacks of a fused kernel, as Inductor records them."""
+    return [f'{LOOP}  File "{MODEL}", line {n}, in norm\n    y\n{PASSED}' for n in lines]
+
+
+STACKS = {"gemm_a": frame(27), "softmax": frame(28, 27), "gemm_b": frame(29)}
+CODE = {
+    "me/model.py(27): norm": 5 + 7,
+    "me/model.py(27, 28): norm": 3,
+    "me/model.py(29): norm": 11 + 13,
+    None: 1 + 26 + 14,
+}
+
+
+def code_us(path: Path) -> dict[str | None, int]:
+    """Time by recorded lines."""
+    result = ta.kernels(path, by="code")
+    assert result.groups is not None
+    times = {name: ns // 1000 for name, ns in result.groups.select("code", "total_ns").iter_rows()}
+    assert result.named_ns // 1000 == sum(us for name, us in times.items() if name)
+    return times
+
+
+def test_kernels_have_the_lines_that_they_were_compiled_of(tmp_path: Path) -> None:
+    """In their arguments, as PyTorch adds them to a trace."""
+    events = replay(0, 1, named=False)
+    for number, event in enumerate(events):
+        event["uid"] = number
+        if stack := STACKS.get(event["name"]):
+            event["args"]["stack"] = stack
+    path = write(tmp_path / "rank0.json", events)
+    assert code_us(path) == CODE
+    modules = ta.modules([path, write(tmp_path / "m.json", eager(0, 100), rank=1)])
+    times = {name: ns // 1000 for name, ns, *_ in modules.functions.iter_rows()}
+    assert times == {name: us for name, us in CODE.items() if name}
+    assert "args" in ta.read(path, args_with_modules="lines").events.columns
+
+
+LOG = """V1129 16:33 torch/_inductor/compile_fx.py:1632] {{"artifact": {{"name": \
+"inductor_provenance_tracking_kernel_stack_traces", "encoding": "json"}}, "rank": 0}}
+\t{}
+V1129 16:33 torch/_dynamo/utils.py:2389] {{"chromium_event": {{}}}}
+\t{{"name": "x"}}
+"""
+
+
+@pytest.mark.parametrize("name", ["kernel_information", "x_kernel_stack_traces_16", "log"])
+def test_lines_of_kernels_in_a_separate_file(name: str, tmp_path: Path) -> None:
+    """By the name of the kernel, if all its calls have the same lines."""
+    calls = {f"{kernel}:{at}": stacks for at, (kernel, stacks) in enumerate(STACKS.items())}
+    calls |= {"loss:7": frame(30), "loss:8": frame(31), "extern_kernels.mm:9": frame(32)}
+    calls["softmax:10"] = calls["softmax:1"][::-1]
+    file, text = f"{name}.json", json.dumps(calls)
+    if name == "log":
+        file, text = "dedicated_log_torch_trace_rank_0_x.log", LOG.format(text)
+    elif name == "kernel_information":
+        text = json.dumps({call: {"stack_traces": stacks} for call, stacks in calls.items()})
+    (tmp_path / file).write_text(text)
+    path = write(tmp_path / "rank0.json", replay(0, 1, named=False))
+    assert code_us(path) == CODE
+    assert "args" in ta.read(path, args_with_modules="lines").events.columns
+
+
+def test_lines_that_launched_the_nodes_of_a_graph(tmp_path: Path) -> None:
+    stacks = {
+        str((1 << 32) + node): f"{MODEL}:{27 + node}:norm\n{MODEL}:42:forward"
+        for node, (kernel, *_) in enumerate(STEP)
+        if kernel in STACKS
+    }
+    (tmp_path / "py_stacks.json.gz").write_bytes(gzip.compress(json.dumps(stacks).encode()))
+    (tmp_path / "rank1_py_stacks.json").write_text("[")
+    path = write(tmp_path / "rank0.json", replay(0, 1, named=False))
+    assert code_us(path) == {
+        **{f"me/model.py({27 + node}): norm": us for node, us in enumerate((5, 3, 11, 7, 13))},
+        None: 1 + 26 + 14,
+    }
+
+
+def test_kernels_by_module_are_those_of_modules(tmp_path: Path) -> None:
+    """Named by the kernels, or of an eager step."""
+    for events in (replay(0, 1, named=True), [*eager(0, 100), *replay(1000, 1, named=False)]):
+        path = write(tmp_path / "rank0.json", events)
+        groups = ta.kernels(path, by="module").groups
+        assert groups is not None
+        times = {name: ns // 1000 for name, ns in groups.select("module", "total_ns").iter_rows()}
+        assert times == device_ns(ta.modules(path))
+
+
+def test_a_finding_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
+    events = []
+    for number in range(4):
+        at = 1000 * number
+        call = slice_("cuda_runtime", "cuLaunchKernel", 1, at, at + 5, correlation=number + 1)
+        events += [slice_("user_annotation", f"ProfilerStep#{number}", 1, at, at + 1000), call]
+        events.append(work("triton_poi_fused_x", at + 10, 900, number + 1, stack=frame(27)))
+    path = write(tmp_path / "rank0.json", [{**e, "uid": n} for n, e in enumerate(events)])
+    (title,) = [one.title for one in ta.diagnose(path).findings if one.id == "one-kernel"]
+    assert "norm (me/model.py:27)" in title
+
+
+def test_a_finding_has_the_module_of_its_kernel(tmp_path: Path) -> None:
+    """That of all layers, from a file beside the trace."""
+    nodes = {node: [{"module_fqn": f"layers.{node}.mlp.up"}] for node in range(4)}
+    (tmp_path / "kernel_annotations_rank0.json").write_text(json.dumps(nodes))
+    events = []
+    for number in range(4):
+        at, key = 1000 * number, number + 1
+        call = slice_("cuda_runtime", "cudaGraphLaunch", 1, at, at + 5, correlation=key)
+        events += [slice_("user_annotation", f"ProfilerStep#{number}", 1, at, at + 1000), call]
+        for node in range(4):
+            ids: dict[str, Any] = {"graph node id": node, "graph id": 1}
+            events.append(work("my_kernel", at + 10 + 240 * node, 235, key, **ids))
+    found = ta.diagnose(write(tmp_path / "rank0.json", events)).findings
+    (title,) = [one.title for one in found if one.id == "one-kernel"]
+    assert "layers.*.mlp.up" in title
 
 
 def test_kernels_name_their_module(tmp_path: Path) -> None:

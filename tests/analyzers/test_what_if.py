@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
 from hypothesis import given, settings, strategies as st
+from perfetto_files import as_pytorch_writes, as_stages, load
 
 import traceanalyzer as ta
 from benchmarks.accuracy.cases import Plan, program_of
@@ -632,6 +634,18 @@ def test_dependencies_of_graph_nodes_are_exact(shared: Path) -> None:
     path = ta.critical_path(shared / "data/causes/chrome/k_cuspy_deps.json.gz")
     assert {"k_norm", "k_qkv", ALL_REDUCE_OF_GRAPH, "k_out"} < {*path.names["name"]}
     assert "k_ffn" not in path.names["name"]
+
+
+def test_dependencies_of_graph_nodes_in_perfetto(shared: Path, tmp_path: Path) -> None:
+    """Stages that a render stage waited for are the arrows of the JSON."""
+    source = shared / "data/causes/chrome/k_cuspy_deps.json.gz"
+    events = load(gzip.decompress(source.read_bytes()))
+    of_host = [e for e in events if "stream" not in e.get("args", {})]
+    (path := tmp_path / "rank0.pftrace").write_bytes(as_pytorch_writes(of_host) + as_stages(events))
+    json, perfetto = (ta.what_if(one, free="qkv|AllReduce") for one in (source, path))
+    assert (perfetto.edges, perfetto.inferred) == (json.edges, json.inferred) == (28, 4)
+    assert perfetto.changes["gain_ns"][0] == json.changes["gain_ns"][0]
+    assert ta.modules(path).named_ns == ta.modules(source).named_ns == 2000 * US
 
 
 def test_waits_without_a_recorded_event() -> None:

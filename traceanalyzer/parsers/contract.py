@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
 
@@ -38,7 +38,7 @@ class Selection:
         inputs_of: names of the operators whose inputs (``input_dims`` ...) are used; a parser may
             leave those of others null. Empty for all.
         args_with_modules: fill ``args`` too if the file says that modules or Python frames were
-            recorded.
+            recorded, or there are lines of the program for kernels; "lines": only of these.
         ranks: only events of these ranks are kept, in formats with ``ranks``. None for all.
     """
 
@@ -49,7 +49,7 @@ class Selection:
     windows: tuple[tuple[int, int], ...] = ()
     metrics: tuple[str, ...] = ()
     inputs_of: frozenset[str] = frozenset()
-    args_with_modules: bool = False
+    args_with_modules: bool | Literal["lines"] = False
     ranks: frozenset[int] | None = None
 
     def has_inputs(self, name: Any) -> bool:

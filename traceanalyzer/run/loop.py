@@ -163,11 +163,11 @@ def _how(reading: Reading, questions: Questions) -> How:
     if questions.use == "page":
         return checked_how("report", reading, columns=schema.INPUTS, args_with_modules=True)
     if questions.on_rank is not None:  # its traces are kept
-        return checked_how("report", reading)
+        return checked_how("report", reading, args_with_modules="lines")
     needed = (one.analyzer.needed(one.options).inputs_of for one in questions.asked.values())
     inputs_of = frozenset().union(*needed)
     more = {"unused": _UNUSED_BY_RULES, "columns": schema.INPUTS, "inputs_of": inputs_of}
-    return checked_how("diagnose", reading, **more)
+    return checked_how("diagnose", reading, args_with_modules="lines", **more)
 
 
 @contextmanager

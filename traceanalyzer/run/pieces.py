@@ -70,7 +70,7 @@ class How:
     unused: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     inputs_of: frozenset[str] = frozenset()
-    args_with_modules: bool = False
+    args_with_modules: bool | Literal["lines"] = False
     kinds: tuple[str, ...] | None = None
     read: Callable[..., Trace] | None = None
     ranks: frozenset[int] | None = None

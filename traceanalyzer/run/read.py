@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from tempfile import TemporaryFile
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import polars as pl
@@ -58,7 +58,7 @@ def read(
     windows: Iterable[tuple[int, int]] = (),
     metrics: str | Sequence[str] = (),
     inputs_of: Iterable[str] = (),
-    args_with_modules: bool = False,
+    args_with_modules: bool | Literal["lines"] = False,
     format: str | None = None,  # noqa: A002 - as on the command line
     assume_rank: int | None = None,
     since_ns: int | None = None,
@@ -77,7 +77,7 @@ def read(
         windows: (start, end) in ns on the file's clock; only slices that overlap one are read.
         metrics: substrings; only metrics whose name contains one are read. Empty for all.
         inputs_of: names of operators; a parser may leave the inputs of others null.
-        args_with_modules: fill ``args`` if modules or Python frames were recorded.
+        args_with_modules: fill ``args`` for modules, functions and lines; "lines": for lines only.
         format: name of the format, to override detection by content.
         assume_rank: the rank of a file without one.
         since_ns: ignore events that end before this time after the file's first event.
@@ -166,7 +166,7 @@ def _selection(
     windows: Iterable[tuple[int, int]] = (),
     metrics: str | Sequence[str] = (),
     inputs_of: Iterable[str] = (),
-    args_with_modules: bool = False,
+    args_with_modules: bool | Literal["lines"] = False,
     ranks: Iterable[int] | None = None,
 ) -> Selection:
     """Check and convert the keywords of :func:`read`."""

@@ -1,5 +1,7 @@
 """Operator, annotation and Python frame that a host thread runs at a time."""
 
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.names import is_step, named, python_frame
+from traceanalyzer.analyzers.common.names import is_step, mapped, named, python_frame
 from traceanalyzer.frames import intervals, linking, slice_tree
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, NUMBERED_STEP
@@ -103,6 +105,42 @@ def python_frames(
     lined = rows.filter(~named(rows, [_NO_LINE]))
     first = _innermost(at, lined.filter(in_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
+
+
+#: Stacks of the program that a kernel was compiled of, or captured from, in its arguments.
+_STACKS = r'"stack"\s*:\s*(\["(?:[^"\\]|\\.)*"(?:,\s*"(?:[^"\\]|\\.)*")*\])'
+_LINE = re.compile(r'File "([^"\n]+)", line (\d{1,9}), in (\S+)')
+_FOLDERS = re.compile(r".*[/\\](?=[^/\\]+[/\\][^/\\]+$)")
+
+
+def recorded_lines(trace: Trace, events: pl.Series) -> pl.Series:
+    """Return the lines of the program that made kernels: ``nn/model.py(27): forward``.
+
+    Of each recorded stack it is the innermost line of own code, else of any: a fused kernel has
+    several (``nn/model.py(27, 28): forward``).
+
+    Args:
+        trace: of one rank, with ``args`` of events; without, all are null.
+        events: rows of ``events``.
+    """
+    args = trace.events.get_column("args", default=None)
+    if args is None:
+        return pl.repeat(None, len(events), dtype=pl.String, eager=True)
+    return mapped(args.gather(events).str.extract(_STACKS), _lines)
+
+
+def _lines(stacks: str) -> str | None:
+    lines: dict[tuple[str, str], set[int]] = {}
+    for stack in json.loads(stacks):
+        frames = _LINE.findall(stack)
+        of_user = [one for one in frames if libraries.is_own_code(one[2], one[0])]
+        for file, line, name in (of_user or frames)[-1:]:
+            lines.setdefault((_FOLDERS.sub("", file), name), set()).add(int(line))
+    places = [
+        f"{file}({', '.join(map(str, sorted(at)))}): {name}"
+        for (file, name), at in sorted(lines.items())
+    ]
+    return " and ".join(places) or None
 
 
 #: What encloses this share of the cost of some calls is their place.

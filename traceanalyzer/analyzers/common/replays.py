@@ -140,7 +140,9 @@ def resolved(
     return pl.concat(matches)
 
 
-def note(count: int, matched: int, total_ns: int, matched_ns: int) -> tuple[str, ...]:
+def note(
+    count: int, matched: int, total_ns: int, matched_ns: int, by: str = "operator"
+) -> tuple[str, ...]:
     """Return a note on replayed kernels with and without an operator; empty without replays.
 
     Args:
@@ -148,22 +150,24 @@ def note(count: int, matched: int, total_ns: int, matched_ns: int) -> tuple[str,
         matched: number of those with an operator.
         total_ns: time of replayed kernels.
         matched_ns: time of those with an operator.
+        by: ``operator``, ``module`` or ``code``.
     """
     if not count:
         return ()
     kernels = f"{format_count(count, 'kernel')} replayed by graphs"
+    what = {"code": "lines of code"}.get(by, f"{by}s")
     left = format_ns(total_ns - matched_ns)
     if not matched:
         text = (
-            f"{kernels} ({left}) count for the graph launch: their operators are unknown. Add a "
+            f"{kernels} ({left}) count for the graph launch: their {what} are unknown. Add a "
             "trace of the graph capture or of a step without replay, or record warm-up steps "
             "before the replay in the same trace."
-        )
+        ) + " Kernels that name their module have it in kernels --by module." * (by == "operator")
         return (text,)
     share = format_frac(matched_ns / total_ns if total_ns else 0)
     rest = f"; {left} stay at the graph launch" * (matched < count)
     text = (
-        f"{matched:,} of {kernels} ({share} of their time) count for the operators that launch "
+        f"{matched:,} of {kernels} ({share} of their time) count for the {what} that launch "
         f"the same kernels in a capture or a step without replay{rest}."
     )
     return (text,)

@@ -1,4 +1,4 @@
-"""Kernel, copy and memset time by family, name, device, stream, operator or annotation.
+"""Kernel, copy and memset time by family, name, device, stream, or what launches it.
 
 ``compute`` measures each rank's device work and combines all ranks, ``training`` divides it by its
 purpose in a step; ``result`` has the data, verdict, notes, tables and charts. Families and short
@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, comm_patterns, option
 
-By = Literal["device", "stream", "rank", "operator", "annotation"]
+By = Literal["device", "stream", "rank", "operator", "annotation", "module", "code"]
 
 
 @dataclass(frozen=True)

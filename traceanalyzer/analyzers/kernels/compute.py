@@ -24,10 +24,11 @@ from traceanalyzer.analyzers.common.device_work import (
 )
 from traceanalyzer.analyzers.common.kernel_names import OTHER, families_of, family, short_names
 from traceanalyzer.analyzers.common.launching import launch_rows
-from traceanalyzer.analyzers.common.names import is_step, mapped, named
+from traceanalyzer.analyzers.common.names import frame_text, is_step, mapped, named
 from traceanalyzer.analyzers.kernels import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import JOIN, TUNING, fusible_ns, training
+from traceanalyzer.analyzers.modules import assignment, compute as modules
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
 from traceanalyzer.run.loop import run
@@ -41,7 +42,12 @@ GROUP: dict[By | None, tuple[str, ...]] = {
     "stream": ("rank", "device", "stream"),
     "operator": ("operator",),
     "annotation": ("annotation",),
+    "module": ("module",),
+    "code": ("code",),
 }
+#: Groups by what the host runs, and those that arguments of kernels may name.
+_ON_HOST = ("operator", "annotation", "module", "code")
+_IN_ARGUMENTS = ("module", "code")
 
 #: Columns of the scope of shares: busy time and span are of the row's rank or device if grouped by
 #: it, else of all devices.
@@ -81,6 +87,11 @@ def needs(options: Options) -> Needs:
             {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, *vocabulary.ANNOTATION_KINDS},
             (PYTORCH_MARK,),
         )
+    if options.by == "module":
+        return replace(modules.NEEDS, columns=("args",))
+    if options.by == "code":
+        kinds = {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, "python_function"}
+        return Needs(kinds, columns=("args",))
     unused = {"tid", "correlation", "external_id", "bytes"}  # streams show impossible times
     return Needs({*vocabulary.DEVICE_WORK}, unused=tuple(unused - {options.by}), inputs_of={JOIN})
 
@@ -92,14 +103,16 @@ class Part:
     Attributes:
         path: the file.
         work: one row per device event: kernel (row of ``kernels``), length_ns, and the columns to
-            group by: rank, device, stream, or the operator or annotation around its launch.
+            group by: rank, device, stream, or what the host runs at its launch, with
+            ``is_named`` (whether arguments of the kernel have it).
         kernels: name and family of each kernel, copy and memset.
         devices: one row per device: rank, path, device, n, total_ns, busy_ns, span_ns.
         unfinished: number of device events without an end, which are not counted.
         before: see :func:`~traceanalyzer.analyzers.common.launching.launched_before`.
         replays: kernels replayed by graphs: their row of ``work`` and
             :data:`~.common.replays.CONTEXTS`; launchers: the result of
-            :func:`~.common.replays.known` for the others. None unless grouped by operator.
+            :func:`~.common.replays.known` for the others. None unless grouped by operator, module
+            or code.
         by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns, local_memory of
             kernels without communication and tuning; None if not requested.
         training: rows of :func:`~.training.training`; None if not requested.
@@ -129,6 +142,8 @@ def measure(trace: Trace, options: Options) -> Part:
         OptionError: a pattern is not a regular expression.
     """
     _require(trace, vocabulary.DEVICE_WORK)
+    if options.by == "module":
+        trace = assignment.with_slices(trace)
     work = device_work(trace, options.comm_patterns)
     if work.is_empty():
         raise MissingData(f"{trace.meta.path}: all recorded device work lacks an end time")
@@ -141,11 +156,11 @@ def measure(trace: Trace, options: Options) -> Part:
     devices = _devices(trace, work)
     rows = work.select(*keys, length).with_columns(number)
     part = Part(trace.meta.path, rows, kernels, devices, unfinished, before)
-    if options.by not in ("operator", "annotation"):
+    if options.by not in _ON_HOST:
         return part
-    launched = _launched_in(trace, work, options.by)
-    part = replace(part, work=rows.with_columns(launched))
-    return _with_replays(trace, work, part) if options.by == "operator" else part
+    names = _launched_in(trace, work, options.by)
+    part = replace(part, work=rows.with_columns(names))
+    return part if options.by == "annotation" else _with_replays(trace, work, part, options.by)
 
 
 def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
@@ -172,7 +187,8 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
 def combine(parts: Sequence[Part], options: Options) -> Kernels:
     """Sum the kernels of all ranks by family and by name."""
     work, kernels = _with_common_numbers(parts)
-    work, replayed, matched = _with_operators_of_replays(work, parts)
+    work, replayed, matched = _with_operators_of_replays(work, parts, options.by or "")
+    is_named = work["is_named"] if "is_named" in work.columns else pl.Series([False])
     devices = pl.concat([part.devices for part in parts]).sort(
         "rank", "path", "device", nulls_last=True
     )
@@ -193,6 +209,7 @@ def combine(parts: Sequence[Part], options: Options) -> Kernels:
         replayed_ns=int(replayed["length_ns"].sum()),
         replayed_matched=matched.height,
         replayed_matched_ns=int(matched["length_ns"].sum()),
+        named_ns=int(work["length_ns"].filter(is_named).sum()),
         families=families,
         names=names.insert_column(
             len(group), mapped(names["name"].cast(pl.String), labels.__getitem__).alias("kernel")
@@ -289,7 +306,28 @@ def _kernels(work: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
     return pl.Series("kernel", number), kernels
 
 
-def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
+def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> list[pl.Series]:
+    """Return what each piece of work counts for: what its arguments name, or runs at its launch."""
+    if of not in _IN_ARGUMENTS:
+        return [_around_launches(trace, work, of)]
+    names, is_named = assignment.of_work(trace) if of == "module" else _code(trace, work)
+    return [names.alias(of), pl.Series("is_named", is_named)]
+
+
+def _code(trace: Trace, work: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
+    """Return the recorded lines of each kernel, else the function around its launch call."""
+    lines = host_code.recorded_lines(trace, work["event"])
+    launched = launching.launches(trace, work).select("work", "pid", "tid", ts="launch_start")
+    around = host_code.python_frames(trace, launched).cast(pl.String)
+    functions = pl.repeat(None, work.height, dtype=pl.String, eager=True)
+    names = lines.zip_with(lines.is_not_null(), functions.scatter(launched["work"], around))
+    if not names.count():
+        hint = record_hint(trace.meta, "python_function") or "record Python frames"
+        raise MissingData(f"{trace.meta.path}: no lines or functions were recorded; {hint}")
+    return names, lines.is_not_null()
+
+
+def _around_launches(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:
     """Return the name of the innermost operator or annotation around each launch call.
 
     Work without such a call belongs to the operator with its external id.
@@ -324,19 +362,20 @@ def _innermost(points: pl.DataFrame, slices: pl.DataFrame) -> pl.Series:
     )
 
 
-def _with_replays(trace: Trace, work: pl.DataFrame, part: Part) -> Part:
-    """Add the kernels that graphs replayed, and the data that identifies their operators."""
-    rows = replays.contexts(trace, work, launching.launch_rows(trace, work)).with_columns(
-        part.work["operator"], part.work["length_ns"], row=pl.int_range(pl.len(), dtype=pl.UInt32)
-    )
+def _with_replays(trace: Trace, work: pl.DataFrame, part: Part, by: str) -> Part:
+    """Add the kernels that graphs replayed, and the data that identifies what they count for."""
+    rows = replays.contexts(trace, work, launching.launch_rows(trace, work))
+    rows = rows.hstack(part.work.drop("kernel")).with_row_index("row")
     each = [rows.filter(~pl.col("replayed"))]
+    if by in _IN_ARGUMENTS:
+        rows = rows.filter(~pl.col("is_named"))
     calls = replays.captured(trace)
-    if calls.height:
+    if calls.height and by == "operator":
         slices = _slices(trace, _operators(trace))
         points = trace.events[["pid", "tid", "ts"]][calls["event"]]
         names = slices["name"][_innermost(points, slices)].cast(pl.String)
         each.append(calls.with_columns(names.alias("operator")))
-    known = [replays.known(one.drop_nulls("operator"), ["operator"]) for one in each]
+    known = [replays.known(one.drop_nulls(by), [by]) for one in each]
     replayed = rows.filter("replayed").select(*replays.CONTEXTS, "row", "length_ns")
     return replace(part, replays=replayed, launchers=pl.concat(known))
 
@@ -398,7 +437,8 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         name (null for all communication, all copies, all :data:`SYNCHRONISATION` and all
         :data:`LAUNCH`), work_kind, ns (of compute the duration, of other work the exposed time, of
         synchronising calls the time until the next work starts, of late launches the idle time
-        before their work) and the columns of :func:`~.host_code.common_places`.
+        before their work) and the columns of :func:`~.host_code.common_places`; the annotation of
+        kernels with recorded lines of the program are these.
     """
     work, running = device_work(trace, patterns), runs(trace, patterns)
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
@@ -426,7 +466,22 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     at = calls["group", "ns"].hstack(trace.events["pid", "tid", "ts"][calls["launch"]])
     around = host_code.common_places(trace, at)
     rows = sums.join(around, on="group", how="left", maintain_order="left").rename({"total": "ns"})
+    rows = rows.join(_common_lines(trace, work), on="name", how="left", maintain_order="left")
+    others = (pl.when(pl.col("lines").is_null()).then(k) for k in ("operator", "outer", "code"))
+    rows = rows.with_columns(*others, annotation=pl.coalesce("lines", "annotation"))
     return rows.select(pl.col(name).cast(dtype) for name, dtype in _PLACES.items())
+
+
+def _common_lines(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Return ``lines`` of the kernels (``name``) that have the same recorded ones in all calls.
+
+    Without lines it is the module of all layers: ``layers.*.attention``.
+    """
+    modules = assignment.named_modules(trace, work["event"]).str.replace_all(r"\d+", "*")
+    lines = mapped(host_code.recorded_lines(trace, work["event"]), frame_text).alias("lines")
+    lines = lines.zip_with(lines.is_not_null(), modules)
+    rows = work[["name"]].hstack([lines]).unique()
+    return rows.filter(pl.len().over("name") == 1).drop_nulls("lines")
 
 
 def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
@@ -512,12 +567,12 @@ def _sources(parts: Sequence[Part]) -> dict[str, pl.Series]:
 
 
 def _with_operators_of_replays(
-    work: pl.DataFrame, parts: Sequence[Part]
+    work: pl.DataFrame, parts: Sequence[Part], by: str
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Add the operators of kernels that graphs replayed to the work of all parts.
+    """Add the operators, modules or code of kernels that graphs replayed to the work of all parts.
 
     Returns:
-        The work, the replayed kernels, and those of them with an operator.
+        The work, the replayed kernels, and those of them with one.
     """
     each, offset = [pl.DataFrame(schema={"row": pl.UInt32, "length_ns": pl.Int64})], 0
     for part in parts:
@@ -528,9 +583,8 @@ def _with_operators_of_replays(
     known = [part.launchers for part in parts if part.launchers is not None]
     if replayed.is_empty() or not known:
         return work, replayed, replayed
-    matched = replays.resolved(replayed, known, ["operator"])
-    operators = work["operator"].scatter(matched["row"], matched["operator"])
-    return work.with_columns(operators), replayed, matched
+    matched = replays.resolved(replayed, known, [by])
+    return work.with_columns(work[by].scatter(matched["row"], matched[by])), replayed, matched
 
 
 def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
@@ -651,7 +705,9 @@ def kernels(
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        by: also group by ``device``, ``stream``, ``rank``, ``operator`` or ``annotation``.
+        by: also group by ``device``, ``stream``, ``rank``, ``operator``, ``annotation``,
+            ``module`` or ``code`` (the lines that a kernel was compiled of or captured from, else
+            the function of own code around its launch call).
         comm_patterns: regular expressions of further kernel names that are communication.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 

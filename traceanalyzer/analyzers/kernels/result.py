@@ -38,7 +38,17 @@ _HIDE_FIRST = ("min_ns", "p99_ns", "span_frac", "median_ns")
 
 _REPLAYED = ("replayed", "replayed_ns", "replayed_matched", "replayed_matched_ns")
 
-_UNKNOWN = {"operator": "(none known)", "annotation": "(none known)"}
+_UNKNOWN = dict.fromkeys(("operator", "annotation", "module", "code"), "(none known)")
+#: What kernels count for, by group.
+_COUNTED = {
+    "operator": "the innermost operator around its launch call",
+    "annotation": "the innermost annotation around its launch call",
+    "module": "the module in its arguments, else the one around its launch call",
+    "code": (
+        "the lines that it was compiled of or captured from, else the function of own code around "
+        "its launch call"
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,8 +64,10 @@ class Kernels(Result):
         unfinished: number of device events without an end, which are not counted.
         launched_before_ns: time of device work launched before the recording started; None if
             unknown or at most a small part.
-        replayed: kernels replayed by CUDA or HIP graphs, 0 unless grouped by operator;
-            replayed_ns: their time.
+        named_ns: time of the kernels whose arguments have their module or code; 0 unless grouped
+            by these.
+        replayed: kernels replayed by CUDA or HIP graphs without it, 0 unless grouped by operator,
+            module or code; replayed_ns: their time.
         replayed_matched: those counted for the operator that launches them in a capture or a step
             without replay; replayed_matched_ns: their time.
         families: one row per family: the columns of ``by``, ``family``, ``n``, ``total_ns``,
@@ -103,6 +115,7 @@ class Kernels(Result):
     heavy: pl.DataFrame | None = None
     has_operators: bool = False
     beginnings: tuple[Beginning, ...] = ()
+    named_ns: int = 0
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -112,8 +125,8 @@ class Kernels(Result):
     def view(self) -> View:
         """Build the view: groups if requested, families, names, devices; bar charts."""
         scalars = self.numbers()
-        if self.by == "operator":
-            scalars |= self.numbers(*_REPLAYED)
+        if self.by in ("operator", "module", "code"):
+            scalars |= self.numbers("named_ns", *_REPLAYED)
         return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
     def heaviest(self, key: str) -> pl.DataFrame:
@@ -204,15 +217,17 @@ def _notes(result: Kernels) -> Iterator[str]:
             "--cuda-graph-trace=node records the kernels."
         )
     yield from display.without_end(result.unfinished, "device event")
-    by = result.by
-    if by in ("operator", "annotation"):
+    if counted := _COUNTED.get(result.by or ""):
+        yield f"A kernel counts for {counted}, and for none if the launch was not recorded."
+    if named := result.named_ns:
         yield (
-            f"A kernel counts for the innermost {by} around its launch call, and for none if the "
-            "launch was not recorded."
+            f"{format_ns(named)} ({format_frac(named / result.total_ns)} of the device work) has "
+            f"its {result.by} in the arguments of the kernels."
         )
     yield from replays.note(
-        result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns
-    )
+        result.replayed, result.replayed_matched, result.replayed_ns, result.replayed_matched_ns,
+        result.by or "operator",
+    )  # fmt: skip
     yield from note_launched_before(result.launched_before_ns, result.total_ns)
 
 

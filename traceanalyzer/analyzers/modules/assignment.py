@@ -436,6 +436,15 @@ def _texts(trace: Trace) -> pl.Series:
     return trace.events.filter(of_kinds(DEVICE_WORK))["args"].cast(pl.String)
 
 
+def named_modules(trace: Trace, events: pl.Series) -> pl.Series:
+    """Return the modules in the arguments of some events; null without any."""
+    args = trace.events.get_column("args", default=None)
+    if args is None:
+        return pl.repeat(None, len(events), dtype=pl.String, eager=True)
+    names: pl.Series = args.gather(events).cast(pl.String).str.extract(_MODULE)
+    return names
+
+
 @dataclass(frozen=True)
 class Placed:
     """Device work by module and phase.
@@ -469,7 +478,7 @@ def placed(trace: Trace, work: pl.DataFrame, launch: nesting.Rows, assigned: Ass
         none = np.zeros(work.height, np.bool_)
         return Placed(assigned.modules, module.astype(np.int32), phase.astype(np.int8), none)
     texts = trace.events["args"].gather(work["event"]).cast(pl.String)
-    names = texts.str.extract(_MODULE)
+    names = named_modules(trace, work["event"])
     is_named = names.is_not_null().to_numpy()
     distinct = names.drop_nulls().unique(maintain_order=True).to_list()
     modules, rows = _with_named(assigned.modules, distinct)
@@ -479,6 +488,38 @@ def placed(trace: Trace, work: pl.DataFrame, launch: nesting.Rows, assigned: Ass
     of_named = np.where(is_backward, PHASES.index("backward"), PHASES.index("forward"))
     phase = np.where(is_named, of_named, phase)
     return Placed(modules, module.astype(np.int32), phase.astype(np.int8), is_named)
+
+
+def of_work(trace: Trace) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
+    """Return the module of each row of device work, null outside of any, and whether it names it.
+
+    Args:
+        trace: result of :func:`with_slices`, with ``args`` of events.
+
+    Raises:
+        MissingData: no modules were recorded.
+    """
+    calls = call_tree.all_calls(trace)
+    tree = call_tree.build(calls)
+    assigned = assign(trace, tree, Options(), may_be_none=are_annotated(trace))
+    work = call_tree.launched_work(trace, calls["event"])
+    place = placed(trace, work, launches(work, tree), assigned)
+    return paths(place.modules)[nesting.row_numbers(place.module)], place.is_named
+
+
+def launches(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
+    """Return the call that launched each piece of device work, else the operator by external id."""
+    call = work["call"].fill_null(nesting.ROOT).to_numpy()
+    rows: nesting.Rows = np.where(call == nesting.ROOT, call_tree.callers(work, tree), call)
+    return rows
+
+
+def paths(modules: pl.DataFrame) -> pl.Series:
+    """Return the path of each module, ``model/layers.0``; parents come first."""
+    texts: list[str | None] = []
+    for parent, name in modules.select("parent", "name").iter_rows():
+        texts.append(name if parent is None else f"{texts[parent]}/{name}")
+    return pl.Series("module", texts, pl.String)
 
 
 def _with_named(modules: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFrame, list[int]]:

@@ -13,7 +13,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.common.host_code import in_own_code
+from traceanalyzer.analyzers.common.host_code import in_own_code, recorded_lines
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
 from traceanalyzer.analyzers.modules import Options, assignment
@@ -94,8 +94,9 @@ def measure(trace: Trace, options: Options) -> Part:
         trace, tree, options, may_be_none=bool(missing) or assignment.are_annotated(trace)
     )
     work = call_tree.launched_work(trace, calls["event"])
-    launch = _launches(work, tree)
+    launch = assignment.launches(work, tree)
     place = assignment.placed(trace, work, launch, assigned)
+    lines = recorded_lines(trace, work["event"])
     captured = call_tree.captured_calls(trace, calls["event"])
     at = captured["call"].to_numpy()
     in_capture = pl.DataFrame(assignment.of_rows(assigned.module[at], assigned.phase[at]))
@@ -129,7 +130,7 @@ def measure(trace: Trace, options: Options) -> Part:
         replayed_ns=int(work.filter("replayed")["length_ns"].sum()),
         named_ns=int(length[place.is_named & work["replayed"].to_numpy()].sum()),
         unlaunched_ns=int(length[launch == nesting.ROOT].sum()),
-        functions=_functions(trace, tree, launch, length, options),
+        functions=_functions(trace, tree, launch, length, lines, options),
     )
 
 
@@ -138,35 +139,32 @@ def _functions(
     tree: pl.DataFrame,
     launch: nesting.Rows,
     length: npt.NDArray[np.int64],
+    lines: pl.Series,
     options: Options,
 ) -> pl.DataFrame:
     """Return the device time of the innermost functions of own code, by phase.
 
-    Work of the backward pass counts for the function whose forward operator created its node.
+    Kernels count for the recorded lines that they were compiled of or captured from, if any. Work
+    of the backward pass counts for the function whose forward operator created its node.
     """
     in_code = (pl.col("kind") == "python_function") & in_own_code(tree["name"])
     functions = tree.select(in_code.fill_null(value=False)).to_series().to_numpy()
     schema = {"function": pl.String, "phase": pl.String, "device_ns": pl.Int64}
-    if not functions.any():
+    if not functions.any() and not lines.count():
         return pl.DataFrame(schema=schema)
     assigned = assign(trace, tree, options, may_be_none=True, functions=functions)
-    known = np.flatnonzero(launch != nesting.ROOT)
-    at, names = launch[known], assigned.modules["name"].cast(pl.String)
+    names = assigned.modules["name"].cast(pl.String)
+    module = np.append(assigned.module, nesting.ROOT)[launch]  # ROOT is the last row
     rows = pl.DataFrame(
         {
-            "function": names[nesting.row_numbers(assigned.module[at])],
-            "phase": np.array(PHASES)[assigned.phase[at]],
-            "device_ns": length[known],
+            "function": lines.zip_with(
+                lines.is_not_null(), names[nesting.row_numbers(module)].alias(lines.name)
+            ),
+            "phase": np.array(PHASES)[np.append(assigned.phase, 0)[launch]],
+            "device_ns": length,
         }
     )
     return rows.drop_nulls("function").group_by("function", "phase").sum().select(*schema)
-
-
-def _launches(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
-    """Return the call that launched each piece of device work, else the operator by external id."""
-    call = work["call"].fill_null(nesting.ROOT).to_numpy()
-    rows: nesting.Rows = np.where(call == nesting.ROOT, call_tree.callers(work, tree), call)
-    return rows
 
 
 def _flops(trace: Trace, events: pl.Series) -> tuple[nesting.Rows, intervals.Ints] | None:

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.display import (
     sentences,
     table_of_known,
 )
-from traceanalyzer.analyzers.modules.assignment import PHASES
+from traceanalyzer.analyzers.modules.assignment import PHASES, paths
 from traceanalyzer.drawings import Chart, Flame
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -180,10 +180,8 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 def _described(rows: pl.DataFrame) -> pl.DataFrame:
     """Add path, class, depth, shares and means."""
-    paths: list[str | None] = []
     depths: list[int] = []
     for parent, name in rows.select("parent", "name").iter_rows():
-        paths.append(name if parent is None else f"{paths[parent]}/{name}")
         depths.append(0 if name is None else 1 if parent is None else depths[parent] + 1)
     shares = [
         (pl.col(f"total_{of}_ns") / _nonzero(pl.col(f"self_{of}_ns").sum())).alias(f"{of}_frac")
@@ -192,7 +190,7 @@ def _described(rows: pl.DataFrame) -> pl.DataFrame:
     calls = _nonzero(pl.col("calls"))
     sums = [name for name in rows.columns if name not in ("parent", "name")]
     return rows.with_columns(
-        pl.Series("module", paths, pl.String),
+        paths(rows),
         pl.coalesce(
             pl.col("name").str.extract(r"\((\w+)\)$"), pl.col("name").str.replace(_NUMBER, "")
         ).alias("class"),

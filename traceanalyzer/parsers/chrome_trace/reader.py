@@ -1,7 +1,10 @@
 """Read the text of a Chrome trace into the tables of a trace."""
 
+import gzip
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,8 @@ _XLA_BYTES = 1 << 12
 _WITH_MODULES = re.compile(
     rb'"with_(?:modules|stack)"\s*+:\s*+1|\A(?!\s*+\{\s*+"(?:schemaVersion|distributedInfo)")'
 )
+#: Events of a trace to which PyTorch has added the lines that Inductor made kernels of.
+_WITH_LINES = re.compile(rb'"uid"\s*+:\s*+\d')
 _HEAD_BYTES = 1 << 16
 
 #: Overlap of consecutive work of a stream that its clock or a programmatic launch may cause.
@@ -79,14 +84,6 @@ _META_KEYS = frozenset(
 )
 _BULKY = frozenset(("samples", "stackFrames", "traceEvents"))
 _MAX_RANK = (1 << 31) - 1
-_ANNOTATIONS = "kernel_annotations_rank{}[_.]*json"
-_MAX_BYTES = 64 << 20
-#: torchtitan names traces by rank: ``000003.1764412345.pt.trace.json``.
-_RANK_NAME = re.compile(r"(\d{1,7})\.")
-_NODE, _GRAPH = (
-    pl.col("args").str.extract(rf'"{name}"\s*:\s*(\d+)').cast(pl.UInt64, strict=False)
-    for name in ("graph node id", "graph id")
-)
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None) -> Trace:
@@ -107,9 +104,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
 
             reading = xla.full_selection(selection)
             classify = xla.with_device_work if by_lanes else xla.of_onnxruntime
-        if first is not None and selection.args_with_modules:
-            head = text.read(max(0, first - _HEAD_BYTES), min(first, _HEAD_BYTES))
-            if _WITH_MODULES.search(head):
+        if first is not None and (wanted := selection.args_with_modules):
+            settings = text.read(max(0, first - _HEAD_BYTES), min(first, _HEAD_BYTES))
+            is_stated = wanted is True and _WITH_MODULES.search(settings)
+            if is_stated or _WITH_LINES.search(head) or _are_there(source.path):
                 reading = replace(reading, columns=reading.columns | {"args"})
         collect(text, first, reading, container, collected)
     except NotATraceError as error:
@@ -129,9 +127,6 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         )
     if classify:
         trace = classify(trace, selection)
-    args = trace.events.get_column("args", default=None)
-    if args is not None and args.str.contains('"graph node id"', literal=True).any():
-        trace = _annotated(trace)
     return sort_events(trace) if trace.stacks.height else trace
 
 
@@ -170,6 +165,8 @@ def trace_of(
     ]
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
     trace = Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
+    if "args" in trace.events.columns and trace.events["kind"].eq("kernel").any():
+        trace = _annotated(trace)
     if is_truncated(trace):
         meta = replace(meta, complete_until=assembler.complete_until)
         trace = replace(trace, sources=(meta,))
@@ -292,57 +289,162 @@ def _text(value: Any) -> str | None:
     return re.sub(r"\s+", " ", value) if isinstance(value, str) and value else None
 
 
-def _annotated(trace: Trace) -> Trace:
-    """Return a trace of CUDA graphs with the annotations of their nodes in ``args``, if any.
+# --- what the program states of kernels ----------------------------------------------------------
+#
+# Of the kernels of CUDA graphs and of compiled code, as their arguments. Sources:
+# ``torch.cuda.graph_annotations`` and ``torch._inductor.debug``. A trace without these arguments
+# gets them from files beside it or in the folder above:
+#
+# - ``kernel_annotations_rank0_*.json``: dictionaries of arguments, or names, of each graph node.
+# - ``*py_stacks*.json.gz`` of ``dump_kernel_py_stacks``: the lines that launched each node.
+# - ``dedicated_log_torch_trace*.log`` (TORCH_TRACE), ``*kernel_stack_traces*.json`` of tlparse, and
+#   ``kernel_information.json`` of AOTInductor: the stacks of the operators that Inductor made a
+#   kernel of. A kernel of this name in two graphs, of different lines, gets none.
 
-    A trace that was not exported with ``cuda_graph_annotations`` has what its graphs were annotated
-    with in their capture (``torch.cuda.graph_annotations``) in a file beside it or in the folder
-    above: ``kernel_annotations_rank0_*.json``, dictionaries of arguments or names for each node.
+
+_MAX_BYTES = 256 << 20
+_ERRORS = (OSError, EOFError, ValueError, TypeError, AttributeError, KeyError)
+#: torchtitan names traces by rank: ``000003.1764412345.pt.trace.json``.
+_RANK = re.compile(r"(\d{1,7})\.")
+_OF_RANK = re.compile(r"rank[_-]?(\d{1,7})")
+_NODE, _GRAPH = (
+    pl.col("args").str.extract(rf'"{name}"\s*:\s*(\d+)').cast(pl.UInt64, strict=False)
+    for name in ("graph node id", "graph id")
+)
+_FRAME = re.compile(r"^(.+):(\d{1,9}):([^:\n]+)$", re.MULTILINE)
+#: An artifact of PyTorch's structured log; lines of its content begin with a tab.
+_IN_LOG = re.compile(rb'"name": "\w*kernel_stack_traces"[^\n]*\n((?:\t[^\n]*\n?)+)')
+_SUFFIX = re.compile(r"\.(?:json|log)")
+#: A line of the program, not of PyTorch.
+_PLACE = re.compile(r'File "(?![^"\n]*[/\\]torch[/\\])[^"\n]*", line \d+')
+
+_Texts = dict[str, str]
+_Reader = Callable[[list[Any]], _Texts]
+
+
+def _annotated(trace: Trace) -> Trace:
+    """Return a trace with the annotations and stacks of its kernels in ``args``, if there are any.
 
     A file that cannot be read is a notice in ``issues``. Nodes are numbered by their id, or by
     that of the graph in the upper and their own in the lower 32 bits.
     """
-    path = _annotations_of(trace.meta.path, trace.meta.rank)
-    if path is None:
-        return trace
-    try:
-        texts = _annotation_texts(path)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        row = ("notice", "annotations-unreadable", 1, f"{path.name}: {error}")
-        issues = pl.concat([trace.issues, issue_rows([row], trace.meta.rank)])
-        return replace(trace, issues=issues)
-    known = pl.DataFrame(list(texts.items()), {"id": pl.UInt64, "added": pl.String}, orient="row")
-    added = pl.coalesce(
-        number.replace_strict(known["id"], known["added"], default=None)
-        for number in (_NODE, _GRAPH * (1 << 32) + _NODE)
-    )
-    args = pl.col("args").str.strip_chars_end().str.strip_suffix("}")
-    with_added = pl.concat_str(args, pl.lit(","), added, pl.lit("}"))
-    return replace(
-        trace, events=trace.events.with_columns(args=pl.coalesce(with_added, pl.col("args")))
-    )
+    issues, rows = trace.issues, trace.events[["kind", "name", "args"]]
+    for files, read in _readers(trace.meta.path, trace.meta.rank):
+        try:
+            known = read([content for path in files for content in _contents(path)])
+        except _ERRORS as error:
+            row = ("notice", "annotations-unreadable", 1, f"{files[0].name}: {error}")
+            issues = pl.concat([issues, issue_rows([row], trace.meta.rank)])
+            continue
+        if known:
+            rows = rows.with_columns(args=_with_added(known, is_named=read is _of_kernels))
+    return replace(trace, issues=issues, events=trace.events.with_columns(rows["args"]))
 
 
-def _annotations_of(path: str, rank: int | None) -> Path | None:
-    """Return the annotations of the rank of a trace; without a rank, those of rank 0."""
+def _are_there(path: str) -> bool:
+    """Whether there are files with annotations or stacks of the kernels of a trace."""
+    return any(files for files, _ in _readers(path, None))
+
+
+def _readers(path: str, rank: int | None) -> Iterator[tuple[list[Path], _Reader]]:
+    """Yield the files of the rank of a trace, and what reads them; without a rank, those of 0."""
     trace = Path(path)
     if rank is None:
-        named = _RANK_NAME.match(trace.name)
+        named = _RANK.match(trace.name)
         rank = int(named[1]) if named else 0
-    folders = trace.absolute().parents[:2]
-    files = (file for one in folders for file in sorted(one.glob(_ANNOTATIONS.format(rank))))
-    return next(files, None)
+    near = [one for folder in trace.absolute().parents[:2] for one in _listed(folder)]
+    of_rank = [one for one in near if not (of := _OF_RANK.search(one.name)) or int(of[1]) == rank]
+    for pattern, most, read in _FILES:
+        yield [one for one in of_rank if pattern in one.name][:most], read
 
 
-def _annotation_texts(path: Path) -> dict[int, str]:
+def _listed(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a folder that may state something of kernels."""
+    try:
+        return _listed_at(folder, folder.stat().st_mtime_ns)
+    except OSError:
+        return ()
+
+
+@lru_cache(maxsize=16)
+def _listed_at(folder: Path, changed_ns: int) -> tuple[Path, ...]:  # noqa: ARG001 - of the cache
+    files = sorted(folder.iterdir())
+    return tuple(one for one in files if _NAMED.search(one.name) and _SUFFIX.search(one.name))
+
+
+def _contents(path: Path) -> list[Any]:
+    """Return the content of a JSON file, which may be compressed; of a log those with stacks."""
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise ValueError("larger than 256 MiB")
+    parts = _IN_LOG.findall(text) if path.suffix == ".log" else [text]
+    return [msgspec.json.decode(part) for part in parts]
+
+
+def _with_added(known: _Texts, *, is_named: bool) -> pl.Expr:
+    """Return the arguments with those of each kernel by its name, or of each node by its id."""
+    keys = (
+        [pl.when(~pl.col("args").str.contains('"stack":', literal=True)).then("name")]
+        if is_named
+        else [number.cast(pl.String) for number in (_NODE, _GRAPH * (1 << 32) + _NODE)]
+    )
+    texts = [key.cast(pl.String).replace_strict(known, default=None) for key in keys]
+    args = pl.col("args").str.strip_chars_end().str.strip_suffix("}")
+    with_added = pl.concat_str(args, pl.lit(","), pl.coalesce(texts), pl.lit("}"))
+    return pl.when(pl.col("kind") == "kernel").then(with_added).fill_null(pl.col("args"))
+
+
+def _of_annotations(contents: list[Any]) -> _Texts:
     """Return the arguments of each node as the inside of a JSON object."""
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError("larger than 64 MiB")
-    merged = {}
-    for node, annotations in msgspec.json.decode(path.read_bytes()).items():
+    texts = {}
+    for node, annotations in _items(contents):
         args: dict[str, Any] = {}
         for one in annotations:
             args |= one if isinstance(one, dict) else {"annotation": one}
-        if args and 0 <= (number := int(node)) < 1 << 64:
-            merged[number] = msgspec.json.encode(args).decode()[1:-1]
-    return merged
+        if args:
+            texts[str(int(node))] = _inside(args)
+    return texts
+
+
+def _of_nodes(contents: list[Any]) -> _Texts:
+    """Return the stack that launched each node, in the layout of Python's tracebacks."""
+    texts = {}
+    for node, stack in _items(contents):
+        frames = reversed(_FRAME.findall(stack))
+        lines = (f'  File "{file}", line {line}, in {name}\n' for file, line, name in frames)
+        texts[str(int(node))] = _inside({"stack": ["".join(lines)]})
+    return texts
+
+
+def _of_kernels(contents: list[Any]) -> _Texts:
+    """Return the stacks of each kernel that has the same lines in all its calls and graphs."""
+    texts: _Texts = {}
+    lines: dict[str, set[frozenset[str]]] = {}
+    for call, value in _items(contents):
+        stacks = value["stack_traces"] if isinstance(value, dict) else value
+        kernel = call.rpartition(":")[0] or call
+        texts.setdefault(kernel, _inside({"stack": stacks}))
+        places = frozenset(found[-1] for one in stacks if (found := _PLACE.findall(one)))
+        lines.setdefault(kernel, set()).add(places)
+    return {kernel: text for kernel, text in texts.items() if len(lines[kernel]) == 1}
+
+
+def _items(contents: list[Any]) -> Iterator[tuple[str, Any]]:
+    return (item for content in contents for item in content.items())
+
+
+def _inside(args: dict[str, Any]) -> str:
+    """Return arguments as the inside of a JSON object."""
+    return msgspec.json.encode(args).decode()[1:-1]
+
+
+#: Parts of the names of files, the most that are read, and what reads them.
+_FILES: tuple[tuple[str, int | None, _Reader], ...] = (
+    ("kernel_annotations_rank", 1, _of_annotations),
+    ("py_stacks", 1, _of_nodes),
+    ("kernel_stack_traces", None, _of_kernels),
+    ("kernel_information", None, _of_kernels),
+    ("torch_trace", None, _of_kernels),
+)
+_NAMED = re.compile("|".join(name for name, *_ in _FILES))

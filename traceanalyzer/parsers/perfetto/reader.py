@@ -36,7 +36,6 @@ _ROWS = 1 << 14
 _WHOLE, _STEP = 1 << 62, 1 << 24
 #: A compressed packet may become this much larger than the file, and at least this large.
 _RATIO, _SMALL = 64, 1 << 26
-_FLOW = "ac2g"
 #: Category that an argument implies: PyTorch's first writer gave none.
 _IMPLIED = {
     b"registers per thread": b'"kernel"',
@@ -324,7 +323,7 @@ class _Recording:
     def _stages(self, known: Ints, selection: Selection) -> None:
         """Read render stages, without those that are slices of a track too."""
         twice = set(map(tuple, known.tolist()))
-        texts = []
+        texts, stages = [], []
         for row, message in self.described.stages:
             key = self.keys[self.state_of[row]]
             ts = int(self.ts[row])
@@ -332,12 +331,13 @@ class _Recording:
                 self.collected.issues.note("no-time", -1)
                 continue
             names = self.described.states[key].names
-            ts, dur, event = slices.stage_event(
-                self.data, message, ts, self.described.specs[key], names
-            )
-            if (ts, dur) not in twice:
-                times = b'{"ph":"X","ts":%s,"dur":%s,' % (wire.us(ts), wire.us(dur))
-                texts.append(times + msgspec.json.encode(event)[1:])
+            stage = slices.stage_event(self.data, message, self.described.specs[key], names)
+            stages.append((ts, stage))
+            if (ts, stage.dur) not in twice:
+                times = b'{"ph":"X","ts":%s,"dur":%s,' % (wire.us(ts), wire.us(stage.dur))
+                texts.append(times + msgspec.json.encode(stage.event)[1:])
+        for ts, arrow in slices.arrows(stages):
+            texts.append(b'{"ts":%s,' % wire.us(ts) + msgspec.json.encode(arrow)[1:])
         for low in range(0, len(texts), _ROWS):
             text = b",\n".join(texts[low : low + _ROWS])
             self._add(process(text, 0, selection, final=True))
@@ -373,7 +373,7 @@ class _Recording:
         flows = Flows(columns={name: column.tobytes() for name, column in columns.items()})
         if textual:
             flows.labels["tid"] = {row: labels[int(place[row])] for row in textual}
-        self.collected.add(Batch(texts=[_FLOW], flows=flows))
+        self.collected.add(Batch(texts=[slices.FLOW], flows=flows))
 
     # --- counters ------------------------------------------------------------------------------
 

@@ -40,21 +40,30 @@ _CATEGORIES = (
     ("gpu_memset", re.compile(r"(?i)mem_?set|fill")),
 )
 _DIGITS = re.compile(r"\d{1,18}")
+#: Category and name of arrows, and the first number of those between stages, as in PyTorch's JSON.
+FLOW = "ac2g"
+_FIRST_ARROW = 1 << 40
 
 
-def stage_event(
-    data: memoryview, message: Field, ts: int, specs: Specs, names: dict[int, bytes]
-) -> tuple[int, int, dict[str, Any]]:
-    """Return time, duration, and an event of Chrome's JSON without its times.
+class Stage(NamedTuple):
+    """A render stage: its id, those that it waited for, and an event of Chrome's JSON."""
+
+    id: int
+    waits: list[int]
+    dur: int
+    event: dict[str, Any]
+
+
+def stage_event(data: memoryview, message: Field, specs: Specs, names: dict[int, bytes]) -> Stage:
+    """Return a render stage as an event of Chrome's JSON.
 
     The category follows from the name of the stage: copy, memset, otherwise a kernel. The id of the
-    event is the correlation id, as PyTorch writes it.
+    event is the correlation id if it has no other.
     """
-    known = inside(data, message)
-    end = message.at + message.value
-    repeated = [inside(data, one) for one in whole_fields(data, message.at, end) if one.number == 6]
+    fields = list(whole_fields(data, message.at, message.at + message.value))
+    known = {one.number: one for one in fields}
     args: dict[str, Any] = {}
-    for one in repeated:
+    for one in (inside(data, field) for field in fields if field.number == 6):
         if key := text_of(data, one, 1):
             args[key] = _value(text_of(data, one, 2) or "")
     stage = specs.stages.get(number(known, 14)) or str(args.get("stage", ""))
@@ -71,7 +80,24 @@ def stage_event(
     name = given or specs.kernels.get(number(known, 19)) or stage or None
     category = next((kind for kind, pattern in _CATEGORIES if pattern.search(stage)), "kernel")
     event = {"cat": category, "name": name, "pid": device, "tid": args["stream"], "args": args}
-    return ts, min(number(known, 2), 1 << 62), event
+    waits = [one.value for one in fields if one.number == 18 and one.type != DELIMITED]
+    return Stage(number(known, 1), waits, min(number(known, 2), 1 << 62), event)
+
+
+def arrows(stages: list[tuple[int, Stage]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield points of arrows: each leads from the end of a stage to the start of one that waited.
+
+    Args:
+        stages: time and stage.
+    """
+    ends = {one.id: (ts + one.dur, one) for ts, one in stages}
+    pairs = (
+        (ts, one, *ends[waited]) for ts, one in stages for waited in one.waits if waited in ends
+    )
+    for arrow, (start, one, end, before) in enumerate(pairs, _FIRST_ARROW):
+        for phase, ts, stage in (("s", end, before), ("f", start, one)):
+            lane = {key: stage.event[key] for key in ("pid", "tid")}
+            yield ts, {"ph": phase, "bp": "e", "id": arrow, "cat": FLOW, "name": FLOW, **lane}
 
 
 def _interned(names: dict[int, bytes], id_: int) -> str | None:
