@@ -139,11 +139,9 @@ def _of_changes(result: WhatIf) -> str:
             f"{row['kind']} {format_frac(row['after_frac'])}"
             for row in result.paths.sort("after_ns", descending=True).head(2).to_dicts()
         ]
-        return sentences(
-            step,
-            changed,
-            f"{'A step' if steps > 1 else 'The run'} then waits for: {', '.join(after)}.",
-        )
+        what = "A step" if steps > 1 else "The run"
+        then = f"{what} then waits for: {', '.join(after)}." if after else ""
+        return sentences(step, changed, then)
     largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
