@@ -216,7 +216,7 @@ def test_memory_summary() -> None:
     assert row["inactive_split_bytes"] == by_name["Non-releasable memory"][0]
     assert (row["ooms"], row["retries"], row["device"], row["unit_bytes"]) == (1, 3, 0, 1 << 20)
     assert result.scalars["peak_bytes"] == 31 << 30
-    assert result.verdict.startswith("1 out-of-memory error; peak memory: 31 GiB allocated.")
+    assert result.verdict.startswith("1 out-of-memory error. Peak memory: 31 GiB allocated.")
     names = result.to_polars("memory_summary")["name"].to_list()
     assert names[0] == "Allocated memory"
 
@@ -312,6 +312,73 @@ def test_an_iteration_of_megatron_has_its_number_timers_rate_and_memory(tmp_path
     colours = tmp_path / "colours.log"
     colours.write_text("[[32m20251202 06:56:28[0m][[36mrank-7/8[0m] " + path.read_text())
     assert ta.printed(colours).to_polars("steps")["number"].to_list() == [100]
+
+
+def test_a_step_that_deepspeed_and_megatron_print_is_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "neox.log"
+    path.write_text(
+        "".join(
+            f"[Rank 0] rank=0 time (ms) | forward: {600 + n}.00 | backward: 2164.00 |"
+            " backward_inner: 2001.00 | backward_allreduce: 162.00 | step: 1172.00\n"
+            f" iteration {n:8}/   10000 | elapsed time per iteration (ms): 4100.0 |\n"
+            "time (ms) | forward: 660.00 | backward: 2165.00 | optimizer: 1173.00\n"
+            for n in (34, 35)
+        )
+    )
+    result = ta.printed(path)
+    names = ("number", "duration_ns", "forward_ns", "backward_compute_ns", "gradient_reduction_ns")
+    assert result.to_polars("steps").select(names).rows() == [
+        (34, 4_100_000_000, 660_000_000, 2_001_000_000, 162_000_000),
+        (35, 4_100_000_000, 660_000_000, 2_001_000_000, 162_000_000),
+    ]
+    assert "backward compute (48.8 %)" in result.verdict
+    shares = dict(result.to_polars("timers").select("timer", "total_frac").iter_rows())
+    assert shares.pop("elapsed time per iteration (ms)") is None
+    assert max(shares.values()) < 1
+
+
+def test_micro_steps_have_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "micro.log"
+    line = (
+        "time (ms) | forward_microstep: {}.0 | backward_microstep: 330.0 |"
+        " backward_inner_microstep: 329.0 | backward_allreduce_microstep: 1.0 |"
+        " step_microstep: 2.0\n"
+    )
+    path.write_text("".join(map(line.format, (188, 190, 198))))
+    result = ta.printed(path)
+    assert result.to_polars("micro_steps")["duration_ns"].to_list() == [52e7, 522e6, 53e7]
+    assert result.scalars["median_ns"] is None
+    share = f"{100 * 3 * 329 / (520 + 522 + 530):.1f} %"
+    assert f"micro-step takes 522 ms (median), most of it backward compute ({share})" in (
+        result.verdict
+    )
+
+
+def test_host_memory_that_is_almost_full_comes_first(tmp_path: Path) -> None:
+    path, usage = tmp_path / "usage.log", []
+    for used, percent in ((26.23, 83.8), (28.95, 92.5)):
+        usage.append("MA 0.0 GB         Max_MA 0.0 GB         CA 0.32 GB         Max_CA 0 GB ")
+        usage.append(f"CPU Virtual Memory:  used = {used} GB, percent = {percent}%")
+        path.write_text("\n".join([*usage, ""]))
+        result = ta.printed(path)
+        assert ("92.5 %" in result.verdict) == (percent > 90)
+        # Max_CA is rounded to GB
+        (row,) = result.to_polars("memory").to_dicts()
+        assert row["reserved_peak_bytes"] == row["reserved_end_bytes"] == round(0.32 * (1 << 30))
+        assert "0 B" not in result.verdict
+
+
+def test_a_profile_without_times_has_a_sentence_and_units_of_2021(tmp_path: Path) -> None:
+    path = tmp_path / "flops.txt"
+    path.write_text(
+        f"{'-' * 26} DeepSpeed Flops Profiler {'-' * 26}\nparams per gpu:       336.23 M\n"
+        "fwd MACs per GPU:     3139.93 G\nfwd flops per GPU = 2 * fwd MACs per GPU:  6279.86 G\n"
+    )
+    result = ta.printed(path)
+    (row,) = result.to_polars("profiles").to_dicts()
+    assert (row["fwd_macs"], row["fwd_flops"]) == (3139.93e9, 6279.86e9)
+    assert "6,279.9 GFLOP" in result.verdict
+    assert not any("bad-row" in note for note in result.input_notes)
 
 
 def test_both_spellings_of_timers(shared: Path) -> None:

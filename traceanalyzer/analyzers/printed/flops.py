@@ -30,7 +30,7 @@ _OF_CLASSES = {
 _KEYS = ["rank", "path", "block"]
 #: Backward counts twice the FLOPs of forward, by convention.
 _FORWARD_AND_BACKWARD = 3
-_GIGA, _TERA = 1e9, 1e12
+_MEGA, _GIGA, _TERA = 1e6, 1e9, 1e12
 #: A module with more than so many times the time of the model was not measured in pairs of hooks.
 _IMPOSSIBLE = 2
 _PROFILE_TABLE = (
@@ -86,7 +86,7 @@ def form(rows: pl.DataFrame, options: Options) -> Form | None:
     names = ("achieved_tflops", "mfu_frac", "hfu_frac")
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(slowest, leaves),
+        _verdict(slowest, leaves) or _size(figures),
         (_NOTE, impossible) if above else (_NOTE,),
         {name: slowest[name] if slowest else None for name in names} | {"peak_tflops": peak},
         partial(_charts, modules),
@@ -169,6 +169,16 @@ def _verdict(slowest: dict[str, float] | None, leaves: pl.DataFrame) -> str:
     mfu = slowest["mfu_frac"]
     share = "" if mfu is None else f" (MFU {format_frac(mfu)})"
     return f"{speed}{share}{f'; {most}' if most else ''}."
+
+
+def _size(figures: pl.DataFrame) -> str:
+    """Return a sentence on a profile without times, such as a truncated one."""
+    known = figures.drop_nulls("fwd_flops").sort("fwd_flops", descending=True)
+    if known.is_empty():
+        return ""
+    flop, params = known.select("fwd_gflop", "params").row(0)
+    of = "" if params is None else f", for {params / _MEGA:,.1f} million parameters"
+    return f"The forward pass has {flop:,.1f} GFLOP per GPU{of}."
 
 
 def _charts(modules: pl.DataFrame) -> tuple[Chart, ...]:

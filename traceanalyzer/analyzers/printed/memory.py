@@ -7,10 +7,11 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
-from traceanalyzer.units import format_bytes, format_count, format_times
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_times
 
 _SUMMARY, _USAGE, _THROUGHPUT = FORMS = ("memory_summary", "memory_usage", "throughput")
 _OF_ROWS = {
@@ -51,10 +52,12 @@ _ROW_TABLE = (
     "total_freed_n: number freed"
 )
 _USAGE_NOTE = (
-    "see_memory_usage rounds to 0.01 GiB (peak reserved to 1 GiB), and its peaks are those since "
-    "the previous call."
+    "see_memory_usage rounds to 0.01 GiB (peak reserved to 1 GiB: at least the reserved memory is "
+    "shown), and its peaks are those since the previous call."
 )
 _MEGATRON = "Megatron-LM"
+#: From this share of host memory on, the system soon swaps or ends processes.
+_FULL_FRAC = 0.9
 _SUMMARY_NOTE = "memory_summary() rounds down to the unit in 'rounded to'."
 _CODE_NOTE = "torch.cuda.memory._dump_snapshot(FILE) records which code allocated the memory."
 
@@ -98,11 +101,11 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     peak_bytes = devices["peak_bytes"].max()
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(devices, ooms),
+        _verdict(devices, calls, ooms),
         tuple(_notes(summary, devices, retries)),
         {"peak_bytes": peak_bytes, "ooms": ooms, "retries": retries},
         partial(_charts, calls),
-        urgent=ooms > 0,
+        urgent=ooms > 0 or bool(_full_host(calls)),
     )
 
 
@@ -135,8 +138,10 @@ def _of_requirement(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
     calls = wide(rows, _USAGE, _OF_CALLS)
-    change = pl.col("allocated_bytes").diff().over("path", "rank", "block")
-    return calls.with_columns(change_bytes=change).select(
+    return calls.with_columns(
+        pl.max_horizontal("reserved_peak_bytes", "reserved_bytes").alias("reserved_peak_bytes"),
+        change_bytes=pl.col("allocated_bytes").diff().over("path", "rank", "block"),
+    ).select(
         "rank", "path", pl.col("row").alias("number"), "name", "allocated_bytes", "change_bytes",
         *[name for name in _OF_CALLS if name != "allocated_bytes"], "printed_ns", "line",
     )  # fmt: skip
@@ -163,15 +168,25 @@ def _of_throughput(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _verdict(devices: pl.DataFrame, ooms: int) -> str:
+def _verdict(devices: pl.DataFrame, calls: pl.DataFrame, ooms: int) -> str:
     named = (("peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved"))
     peaks = [(devices[name].max(), what) for name, what in named]
-    size, what = next(((size, what) for size, what in peaks if size is not None), (None, ""))
-    peak = "" if size is None else f"peak memory: {format_bytes(size)} {what}"  # type: ignore[arg-type]
-    if ooms:
-        errors = format_count(ooms, "out-of-memory error")
-        return f"{errors}; {peak}.{_fragmentation(devices)}" if peak else f"{errors}."
-    return f"{peak.capitalize()[:1]}{peak[1:]}." if peak else ""
+    size, what = next((one for one in peaks if one[0]), (None, ""))
+    peak = f"Peak memory: {format_bytes(size)} {what}." if size else ""
+    errors = f"{format_count(ooms, 'out-of-memory error')}." if ooms else ""
+    return sentences(_full_host(calls), errors, peak, _fragmentation(devices) if ooms else "")
+
+
+def _full_host(calls: pl.DataFrame) -> str:
+    """Return a sentence on host memory that is almost full, which ends or stops a job."""
+    full = calls.filter(pl.col("host_used_frac") > _FULL_FRAC)
+    if full.is_empty():
+        return ""
+    row = full.sort("host_used_frac", descending=True).row(0, named=True)
+    return (
+        f"Host memory is almost full: {format_bytes(row['host_used_bytes'])}, "
+        f"{format_frac(row['host_used_frac'])} of the host."
+    )
 
 
 def _fragmentation(devices: pl.DataFrame) -> str:
@@ -182,7 +197,7 @@ def _fragmentation(devices: pl.DataFrame) -> str:
         return ""
     row = rows.row(0, named=True)
     return (
-        f" Fragmentation: {format_bytes(row['requested_bytes'])} were not available in one piece, "
+        f"Fragmentation: {format_bytes(row['requested_bytes'])} were not available in one piece, "
         f"with {format_bytes(row['unused'])} reserved and not allocated: "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     )

@@ -1,6 +1,6 @@
 """Step times and throughput in the lines that DeepSpeed logs: ``time (ms) | fwd: ... | ...``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 _TIMERS, _THROUGHPUT = FORMS = ("timers", "throughput")
+#: Megatron-LM's time of a whole iteration.
+_ITERATION = "elapsed time per iteration (ms)"
 
 #: Column by DeepSpeed's name of a timer, before and since 0.10.1.
 _COLUMNS = {
@@ -27,7 +29,7 @@ _COLUMNS = {
     "bwd_allreduce": "gradient_reduction_ns",
     "step": "optimizer_ns",
     "optimizer": "optimizer_ns",  # Megatron-LM
-    "elapsed time per iteration (ms)": "iteration_ns",
+    _ITERATION: "iteration_ns",
 }
 #: The parts of a step, and their labels.
 _PARTS = {
@@ -70,12 +72,16 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     ``timers``: one row per timer and rank without warm-up, longest first: timer (as printed), n,
     median_ns, mean_ns, min_ns, max_ns, total_frac (mean over the mean step). ``steps``: one row per
     line with whole steps: number (the iteration if printed), duration_ns (that of the iteration, or
-    forward + backward + step), its parts, tflops (per GPU), warm_up, printed_ns, line.
+    forward + backward + step), its parts, tflops (per GPU), warm_up, printed_ns, line. Lines of
+    DeepSpeed before an iteration of Megatron-LM are the same step. ``micro_steps``, without whole
+    steps: the same of micro-steps.
     ``throughput``: global_step, micro_step, samples_per_s, mean_samples_per_s.
     """
     lines = wide(rows, _TIMERS, {"time_ns": pl.Int64}).drop_nulls("time_ns")
     iterations = wide(rows, _TIMERS, {"iteration": pl.Int64, "tflops": pl.Float64})
     steps, unused = _steps(lines, iterations)
+    micro = lines.with_columns(pl.col("name").str.strip_suffix("_microstep"))
+    micro_steps = _steps(micro, iterations)[0] if steps.is_empty() else steps.clear()
     timers = _statistics(lines, steps)
     speed = wide(rows, _THROUGHPUT, _NUMBERS).drop_nulls("samples_per_s")
     speed = speed.select("rank", "path", *_NUMBERS, "printed_ns", "line")
@@ -85,13 +91,14 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
         table("timers", "Timers", timers, _TIMER_TABLE),
         table("steps", "Step times, means of the steps since the previous line", steps,
               _STEP_TABLE),
+        table("micro_steps", "Times of micro-steps", micro_steps, _STEP_TABLE),
         table("throughput", "Throughput", speed, _SPEED_TABLE, detail=True),
     )  # fmt: skip
     counted = steps.filter(~pl.col("warm_up"))
     sums = _sums(steps, counted, speed)
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(counted, sums),
+        _verdict(counted, "step") or _verdict(micro_steps, "micro-step") or _throughput(sums),
         tuple(_notes(lines, sums["warm_up_count"], unused)),
         sums,
         partial(_charts, counted),
@@ -114,7 +121,7 @@ def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame
     whole = left_join(
         whole, iterations.select(*keys, "iteration", "tflops").drop_nulls("iteration"), keys
     )
-    used = whole.filter(pl.col("duration_ns") > 0).with_columns(
+    used = _once(whole.filter(pl.col("duration_ns") > 0), names).with_columns(
         number=pl.int_range(pl.len()).over("rank", "path", "block")
     )
     median = pl.col("duration_ns").median().over("rank", "path", "block")
@@ -125,6 +132,20 @@ def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame
         warm_up=first & (pl.col("duration_ns") > _WARM_UP * median),
         printed_ns="printed_ns", line="line",
     ), rows.height - used.height  # fmt: skip
+
+
+def _once(lines: pl.DataFrame, parts: Iterable[str]) -> pl.DataFrame:
+    """Return each step once: DeepSpeed's lines before an iteration only add the missing parts."""
+    job = ["rank", "path"]
+    known = pl.col("iteration_ns").is_not_null()
+    ordered = lines.sort("line").with_columns(of=known.cum_sum(reverse=True).over(job))
+    others = ordered.filter(~known).group_by(*job, "of").agg(pl.col(parts).mean().round())
+    steps = ordered.filter(known | ~known.any().over(job))
+    before = {name: f"{name}_before" for name in parts}
+    filled = left_join(steps, others.rename(before), [*job, "of"])
+    return filled.with_columns(
+        pl.coalesce(name, one).cast(pl.Int64) for name, one in before.items()
+    )
 
 
 def _statistics(timers: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -143,7 +164,10 @@ def _statistics(timers: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         max_ns=time.max(),
     )
     joined = left_join(sums, mean, ["rank", "path"])
-    shares = joined.with_columns(total_frac=ratio("mean_ns", "step_ns")).drop("step_ns")
+    is_part = pl.col("timer") != _ITERATION
+    shares = joined.with_columns(
+        total_frac=pl.when(is_part).then(ratio("mean_ns", "step_ns"))
+    ).drop("step_ns")
     order = ["mean_ns", "rank", "path"]
     return shares.sort(order, descending=[True, False, False], maintain_order=True)
 
@@ -167,14 +191,18 @@ def _parts(counted: pl.DataFrame) -> dict[str, str]:
     return {name: label for name, label in _PARTS.items() if name != whole}
 
 
-def _verdict(counted: pl.DataFrame, sums: dict[str, Any]) -> str:
+def _verdict(counted: pl.DataFrame, what: str) -> str:
     if counted.is_empty():
-        rate = sums["samples_per_s"]
-        return "" if rate is None else f"Throughput: {rate:,.4g} samples/s (median)."
-    whole = int(counted["duration_ns"].sum())
+        return ""
+    times = counted["duration_ns"]
     ns, label = max((int(counted[name].sum()), label) for name, label in _parts(counted).items())
-    most = f", most of it {label} ({format_frac(ns / whole)})" if ns else ""
-    return f"A step takes {format_ns(sums['median_ns'])} (median){most}."
+    most = f", most of it {label} ({format_frac(ns / times.sum())})" if ns else ""
+    return f"A {what} takes {format_ns(times.median())} (median){most}."  # type: ignore[arg-type]
+
+
+def _throughput(sums: dict[str, Any]) -> str:
+    rate = sums["samples_per_s"]
+    return "" if rate is None else f"Throughput: {rate:,.4g} samples/s (median)."
 
 
 def _notes(lines: pl.DataFrame, warm: int, unused: int) -> Iterator[str]:

@@ -9,7 +9,7 @@ TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
 )  # fmt: skip
 
 _TIMERS = re.compile(
-    r"(?:^|\s)time \(ms\) \| (.*)$"
+    r"\btime \(ms\) \| (.*)$"
     r"|\| (elapsed time per iteration \(ms\): [\d.]{1,20})(?:/[\d.]{1,20})? \|"  # now/mean
 )
 _ITERATION = re.compile(r"\biteration +(\d{1,15})/")
@@ -22,7 +22,7 @@ _THROUGHPUT = re.compile(
     r"(?:, MemAllocated=(?P<allocated>[\d.]{1,15})GB, MaxMemAllocated=(?P<peak>[\d.]{1,15})GB)?"
 )
 _MEMORY = re.compile(
-    r"(?:^|\s)MA (?P<allocated>[\d.]{1,15}) GB\s+Max_MA (?P<peak>[\d.]{1,15}) GB\s+"
+    r"\bMA (?P<allocated>[\d.]{1,15}) GB\s+Max_MA (?P<peak>[\d.]{1,15}) GB\s+"
     r"CA (?P<reserved>[\d.]{1,15}) GB\s+Max_CA (?P<reserved_peak>[\d.]{1,15}) GB"
 )
 _OF_ITERATION = re.compile(
@@ -41,7 +41,7 @@ _CALL = re.compile(
     r"algbw \(Gbps\): (?P<algbw>-?[\d.]{1,20})\s+\| busbw \(Gbps\): (?P<busbw>-?[\d.]{1,20})"
     r"(?P<rest>.?)"
 )
-_HEADER = re.compile(r"\s*Comm\. Op\s{2,}Message Size\s{2,}Count\s{2,}")
+_HEADER = re.compile(r"\bComm\. Op\s{2,}Message Size\s{2,}Count\s{2,}")
 _OP = re.compile(r"\s*([a-zA-Z_]\w{2,60})(?: \| \[Caller Func: [^|]{0,200}\])?\s*$")
 _SIZES = re.compile(r"\s*(\d+(?:\.\d+)? ?[KMGT]?B)((?:\s+-?\d+(?:\.\d+)?){3,6})\s*$")
 #: Metrics of the columns after the size, and the factor to ns or bytes per second x 10^-9.
@@ -185,8 +185,8 @@ class Reader:
     # --- summary of communication ----------------------------------------------------------------
 
     def _summary(self, line: Line) -> bool:
-        if _HEADER.match(line.text):
-            headings = re.split(r"\t+|\s{2,}", line.text.strip())[2:]
+        if match := _HEADER.search(line.text):
+            headings = re.split(r"\t+|\s{2,}", line.text[match.start() :].strip())[2:]
             self._columns = [_COLUMNS.get(heading, "") for heading in headings]
             self._blocks[SUMMARY] = self.rows.block()
             self._rows[SUMMARY] = -1

@@ -1,6 +1,6 @@
 """``key_averages().table()`` of torch.profiler: one row per operator.
 
-The dashes above the header give the positions of the columns, by which every row is cut: names
+The dashes below the header give the positions of the columns, by which every row is cut: names
 contain blanks. With stacks, a row goes on in further lines that have only a location.
 """
 
@@ -11,9 +11,7 @@ from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, nanoseco
 
 FORM = "key_averages"
 
-_RULE = re.compile(r"-{2,}+(?: {2}-{2,}+){3,} *+")
-#: Dashes between the prefix of a logger and the rule.
-_LONE_DASHES = re.compile(r"(?:- ++)*")
+_RULE = re.compile(r" *+-{2,}+(?: {2}-{2,}+){3,} *+")
 _HEADER = re.compile(r"\s*Name\b.*(?:# of Calls|Number of Calls)")
 _FOOTER = re.compile(r"\s*(?:Self )?(CPU|[A-Z]\w*) time total: (\S+)\s*$")
 #: Lines without a row after which a table without its end counts as truncated.
@@ -54,7 +52,7 @@ class Reader:
         self.rows = rows
         self._spans: list[tuple[int, int]] = []
         self._headings: list[str] = []
-        self._state = "outside"
+        self._state, self._head = "outside", ""
         self._block, self._row, self._others = 0, 0, 0
         self._pending: tuple[Line, list[str], list[str]] | None = None
 
@@ -65,10 +63,12 @@ class Reader:
 
     def feed(self, line: Line) -> bool:
         """Read a line; return whether it belongs to a table."""
-        if line.text.endswith(("-", "- ", "-  ")) and (rule := _rule(line.text)):
-            return self._dashes(rule)
-        if self._state == "rule":
-            return self._header(line)
+        if line.text.endswith(("-", "- ", "-  ")) and _RULE.fullmatch(line.text):
+            return self._dashes(line.text)
+        if _HEADER.match(line.text):
+            self.close(line)
+            self._head, self._state = line.text, "header"
+            return True
         if self._state == "footer":
             return self._footer(line)
         return self._state == "rows" and self._table_row(line)
@@ -81,34 +81,24 @@ class Reader:
         self._state = "outside"
 
     def _dashes(self, rule: str) -> bool:
-        if self._state == "header":
-            self._state = "rows"
-        elif self._state == "rows":
+        if self._state == "rows":
             self._flush()
             self._state = "footer"
-        else:
-            self._spans = [group.span() for group in re.finditer(r"-+", rule)]
-            self._state = "rule"
+        elif self._state == "header":
+            self._start(self._head, [group.span() for group in re.finditer(r"-{2,}", rule)])
         return True
 
-    def _header(self, line: Line) -> bool:
-        self._state = "outside"
-        if not _HEADER.match(line.text):
-            return False
-        # the rule may follow the prefix of a logger, the rows do not
-        name = line.text.index("Name")
-        shift = name + len("Name") - self._spans[0][1]
-        is_left = shift < 0  # until PyTorch 1.5, with headings wider than their columns
-        shift = name - self._spans[0][0] if is_left else shift
-        self._spans = [(start + shift, end + shift) for start, end in self._spans]
-        headings = re.split(r" {2,}", line.text.strip()) if is_left else self._cells(line.text)
+    def _start(self, head: str, spans: list[tuple[int, int]]) -> None:
+        """Start a table at the dashes below its header; other text may join those above it."""
+        is_left = head.index("Name") + len("Name") < spans[0][1]
+        self._spans = spans
+        # until PyTorch 1.5, headings are wider than their columns
+        headings = re.split(r" {2,}", head.strip()) if is_left else self._cells(head)
         self._headings = [heading.strip() for heading in headings]
         known = any(_general(heading) in _COLUMNS for heading in self._headings)
-        if not known or len(self._headings) != len(self._spans):
-            return False
-        self._block, self._row, self._others = self.rows.block(), 0, 0
-        self._state = "header"
-        return True
+        self._state = "rows" if known and len(self._headings) == len(spans) else "outside"
+        if self._state == "rows":
+            self._block, self._row, self._others = self.rows.block(), 0, 0
 
     def _cells(self, text: str) -> list[str]:
         """Cut a line at the columns; the last one extends to the end of the line."""
@@ -201,13 +191,6 @@ class Reader:
         metric = "host_ns" if match[1] == "CPU" else "device_ns"
         self.rows.add(FORM, (self._block, None), line, {metric: nanoseconds(match[2])})
         return True
-
-
-def _rule(text: str) -> str | None:
-    """Return the rule at the end of a line; None if the line does not end with one."""
-    tail = text[len(text.rstrip("- ")) :].lstrip()
-    rule = tail[_LONE_DASHES.match(tail).end() :]  # type: ignore[union-attr]
-    return rule if _RULE.fullmatch(rule) else None
 
 
 def _general(heading: str) -> str:

@@ -166,7 +166,7 @@ def size(text: str) -> float | None:
 def count(text: str, unit: str = "") -> float | None:
     """Return a count such as ``229.36 M``, ``21.83 GMACs``; None for any other text."""
     value, ending = _parts(text)
-    power = _POWERS.get(ending.removesuffix(unit)) if ending.endswith(unit) else None
+    power = _POWERS.get(ending.removesuffix(unit))  # DeepSpeed of 2021 prints ``21.83 G``
     return None if power is None else _scaled(value, power)
 
 

@@ -9,12 +9,12 @@ from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, number, 
 
 FORM = "memory_summary"
 
-_HEAD = re.compile(r"\|\s*PyTorch (\w+) memory summary, device ID (\d{1,4})\s*\|")
+_HEAD = re.compile(r"\|\s*PyTorch (\w+) memory summary, device ID (\d{1,4})\s*\|$")
 _PROBLEMS = re.compile(r"\|\s*\w+ OOMs: (\d{1,18})\s*\|\s*\w+ retries: (\d{1,18})\s*\|")
 _RULE = re.compile(r"\|={20,}\|\s*$")
 _ROW = re.compile(r"\|([^|]{10,40})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|\s*$")
 _CELL = re.compile(r"\s*-?\d+ *([A-Za-z]*)\s*$")
-_REQUIREMENT = re.compile(r"\s*Memory requirement: (\d+(?:\.\d+)?) MB\s*$")
+_REQUIREMENT = re.compile(r"\bMemory requirement: (\d+(?:\.\d+)?) MB\s*$")
 _WANTED = re.compile(r"out of memory\. Tried to allocate (\d[\d.]{0,15} [KMGT]iB)")
 _METRICS = ("current", "peak", "total_allocated", "total_freed")
 #: Rows that count in numbers, not in bytes.
@@ -35,7 +35,7 @@ class Reader:
     def feed(self, line: Line) -> bool:
         """Read a line; return whether it belongs to a summary."""
         text = line.text.partition("#")[0].strip()  # users comment the rows
-        if match := _HEAD.fullmatch(text):
+        if match := _HEAD.search(text):
             self._end(line)
             self._block, self._row, self._others, self._name = self.rows.block(), 0, 0, ""
             self.is_open = True
@@ -43,7 +43,7 @@ class Reader:
             self._wanted = {}
             self.rows.add(FORM, (self._block, None), line, device)
             return True
-        if match := _REQUIREMENT.match(line.text):
+        if match := _REQUIREMENT.search(line.text):
             requirement = size(f"{match[1]} MB")
             self.rows.add(FORM, (self.rows.block(), None), line, {"requirement_bytes": requirement})
             return True
