@@ -147,7 +147,8 @@ def test_hot_line_is_in_own_code(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("below", "part"),
     [
-        ("backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)", "waits"),
+        ("log (log.py:5);_iterencode (json/encoder.py:432)", "in another thread"),
+        ("fsync (io.py:5)", "in another thread"),
         ("fetch (torch/utils/data/_utils/fetch.py:5);collate_fn (batch.py:7)", "num_workers"),
         ("tokenize (text.py:5)", "--native"),
         ("tokenize (text.py:5);0x7f (libc.so.6)", "less data"),
@@ -164,6 +165,41 @@ def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
     raw.write_text(f"main (train.py:1);epoch (train.py:2);{below} 90\nmain (train.py:1) 10\n")
     *_, one, _main = measurements("hot-line", ta.py_spy_report(raw))
     assert part in one.advice
+
+
+def test_the_backward_pass_is_no_finding(tmp_path: Path) -> None:
+    backward = "backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)"
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text(
+        f"main (train.py:1);{backward} 70\nmain (train.py:2);forward (torch/a.py:1) 30\n"
+    )
+    assert not measurements("hot-line", ta.py_spy_report(raw))
+    fetch = "fetch (torch/utils/data/_utils/fetch.py:5);collate_fn (collate.py:31)"
+    encode = "_batch_encode_plus (transformers/tokenization_utils_fast.py:5)"
+    raw.write_text(f"main (train.py:1);{backward} 60\nmain (train.py:3);{fetch};{encode} 40\n")
+    (loading,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert loading.size == 0.4
+    assert "collate_fn (collate.py:31): _batch_encode_plus" in loading.title
+    assert "okenize" in loading.advice
+
+
+def test_lines_of_few_samples_are_no_findings(tmp_path: Path) -> None:
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text("".join(f"f{n} (a.py:{n});g (b.py:{n}) {n}\n" for n in (1, 2, 4)))
+    (line,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert (line.size, line.confidence) == (4 / 7, "low")
+
+
+def test_garbage_collections_are_one_finding(tmp_path: Path) -> None:
+    """Python's own sampling profiler: FILE:FUNCTION:LINE below the thread."""
+    raw = tmp_path / "a.collapsed"
+    raw.write_text(
+        "tid:22;<frozen runpy>:_run_code:87;main.py:main:3;parse_it.py:Parser.add:306;<GC> 178\n"
+        "tid:22;main.py:main:3;parse_it.py:Parser.add:300 122\n"
+    )
+    gc, line = measurements("hot-line", ta.py_spy_report(raw))
+    assert (gc.size, gc.evidence) == (178 / 300, ("Called by Parser.add (parse_it.py:306).",))
+    assert (line.size, "(parse_it.py:300)" in line.title) == (122 / 300, True)
 
 
 def test_progress_bars_are_one_finding(tmp_path: Path) -> None:

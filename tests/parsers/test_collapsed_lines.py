@@ -169,6 +169,16 @@ def test_austin_counts_microseconds(tmp_path):
     assert trace.meta.weight_unit == "ns"
 
 
+def test_profiler_of_python_counts_samples(tmp_path):
+    text = b"tid:31;<frozen runpy>:_run_code:87;a.py:C.f:9;<GC> 2500\ntid:31;a.py:main:3 1700\n"
+    trace = parsed(tmp_path, text)
+    assert samples(trace) == [
+        ("_run_code (<frozen runpy>:87);C.f (a.py:9);<GC>", 2500, None, 31),
+        ("main (a.py:3)", 1700, None, 31),
+    ]
+    assert trace.meta.weight_unit == "samples"
+
+
 def test_austin_full_and_memory_modes(tmp_path):
     full = parsed(tmp_path, b"# mode: full\nP7;T1;/a.py:main:3 250,0,-12\nP7;T1;/a.py:f:4 10,1,9\n")
     assert full.events["weight"].to_list() == [250e3, 10e3]

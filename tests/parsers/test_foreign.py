@@ -41,6 +41,7 @@ KNOWN = {
     "scalene.json": '{\n "alloc_samples": 166,\n "args": null}',
     "flame.svg": '<?xml version="1.0"?><!DOCTYPE svg PUBLIC "-//W3C"><svg version="1.1"></svg>',
     "nsys_stats.csv": "Time (%),Total Time (ns),Instances,Name\n50.1,99385786,32,flash\n",
+    "vllm_bench.txt": "tip: install\n============ Serving Benchmark Result ============\nMean: 1\n",
     "nsys_stats.txt": "CUDA API Statistics:\n\n Time (%)  Total Time (ns)  Num Calls\n",
     "70_kernel_trace.csv": '"Kind","Agent_Id","Queue_Id"\n"KERNEL_DISPATCH","Agent 2",1\n',
     "out_kernel_trace.csv": '"Guid","Kind","Agent_Id"\n"00006409","KERNEL_DISPATCH","Agent 4"\n',

@@ -6,11 +6,10 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.info.compute import Info
-from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths
+from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, LeafPaths, by_line
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings import memory, straggling
 from traceanalyzer.findings.rule import Answers, Measured, rule
@@ -115,39 +114,33 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     counted = result.paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
     running = float(counted["samples"].sum())
     idle = result.total_samples - running
-    if share := result.loading_samples / result.total_samples:
-        yield Measured(
-            size=share,
-            title=f"The main thread loads batches itself in {format_frac(share)} of all samples "
-            "(DataLoader with num_workers=0).",
-            advice="Load them in workers while the GPU works: DataLoader(num_workers=4).",
-            of="samples",
-        )
+    yield from _loading(result)
     of = "samples that run code" if idle else "samples"
-    loading = _waits_for_loader(result)
+    loading = result.loader_wait_frac
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
-    )
-    is_bar = pl.col("path").str.contains(_OF_BARS).fill_null(value=False)
+    ) * (loading >= _WAITS)
+    rest_rows = counted
+    for column, pattern, what, advice in _KINDS:
+        is_kind = pl.col(column).str.contains(pattern).fill_null(value=False)
+        yield from _summed(counted.filter(is_kind), running, of, what, advice)
+        rest_rows = rest_rows.filter(~is_kind)
     saving = _saving(result)
-    others = [
-        *_lock_waits(result),
-        *_progress_bars(counted.filter(is_bar), running, of),
-        *_checkpoints(result, saving, running),
-    ]
-    yield from others
-    rest_rows = counted.filter(~is_bar).join(saving, on=LIBRARY, how="anti", nulls_equal=True)
-    for number, row in enumerate(_lines(rest_rows).head(_MOST_LINES).iter_rows(named=True)):
-        if "run_backward" in row["name"] and any((one.size or 0) >= _WAITS for one in others):
-            continue  # what the program is for
-        if number and re.search(_IN_FRAMEWORK, "{path}: {name}: {}".format(row[LIBRARY[0]], **row)):
+    yield from _lock_waits(result)
+    yield from _checkpoints(result, saving, running)
+    rest_rows = rest_rows.join(saving, on=LIBRARY, how="anti", nulls_equal=True)
+    fewest = _FEWEST * (result.unit == "samples")
+    lines = by_line(rest_rows).filter(pl.col("samples") >= fewest).head(_MOST_LINES)
+    for number, row in enumerate(lines.iter_rows(named=True)):
+        called = "{path}: {name}: {}".format(row[LIBRARY[0]], **row)
+        if re.search(_IN_FRAMEWORK if number else _BACKWARD, called):
             continue  # what the program is for
         name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
         what, place = ("function", path) if line is None else ("line", f"{path}:{line}")
         part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
             size=samples / (running + float(result.locks["samples"].sum())),
-            title=f"{before if loading and not number else ''}{format_frac(samples / running)} of "
+            title=f"{'' if number else before}{format_frac(samples / running)} of "
             f"{of} are in or below one {what} of your own code: {name} ({place}).",
             evidence=(
                 f"{part} in or below the {what}, {whole} in code that runs.",
@@ -156,6 +149,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
             ),
             advice=_below(result, row),
             of=of,
+            confidence="low" if fewest and running < _FEW else "high",
         )
 
 
@@ -164,19 +158,46 @@ _SAVES = (
     r"(?:async_)?save\w* \((?:torch/serialization|safetensors|flax/training)"
     r"|\(torch/distributed/checkpoint/|\(orbax/checkpoint/"
 )
-_OF_BARS = r"^(?:.*[/\\])?tqdm[/\\]"
+#: Kinds of samples that are summed: column, pattern, what they do, advice. Python's profiler and
+#: Austin have a frame for collections of garbage.
+_KINDS = (
+    ("path", r"^(?:.*[/\\])?tqdm[/\\]", "update a progress bar (tqdm)",
+     ("Write it less often: tqdm(mininterval=10), set_postfix(refresh=False) every N steps; "
+      "disable=True where the output is a file.")),
+    ("name", "^(?:<GC>|:GC:)$", "collect garbage (Python's gc)",
+     ("Collect less often: gc.set_threshold(50_000, 20, 20), gc.freeze() after the start, or "
+      "gc.disable() and gc.collect() at the same steps of all ranks.")),
+)  # fmt: skip
+#: Fewer samples of a line are chance, and fewer samples of a file say little.
+_FEWEST, _FEW = 3, 100
 
 
-def _progress_bars(rows: pl.DataFrame, running: float, of: str) -> Iterator[Measured]:
-    """Yield the samples in progress bars, summed over the lines that update them."""
-    if share := float(rows["samples"].sum()) / running if running else 0.0:
-        lines = _lines(rows).head(_NAMED)[LIBRARY].iter_rows()
+def _loading(result: LeafPaths) -> Iterator[Measured]:
+    """Yield the samples in which the main thread loads batches, with the line that takes most."""
+    if share := result.loading_samples / result.total_samples:
+        place, calls = result.loading.select("place", pl.col("calls").fill_null("")).row(0)
+        most = f", most of it in {': '.join(filter(None, (place, calls)))}" if place else ""
+        once = " Or tokenize the data set once, before the training." * ("token" in calls.lower())
         yield Measured(
             size=share,
-            title=f"{format_frac(share)} of {of} update a progress bar (tqdm).",
+            title=f"The main thread loads batches itself in {format_frac(share)} of all samples "
+            f"(DataLoader with num_workers=0){most}.",
+            advice=f"Load them in workers while the GPU works: DataLoader(num_workers=4).{once}",
+            of="samples",
+        )
+
+
+def _summed(
+    rows: pl.DataFrame, running: float, of: str, what: str, advice: str
+) -> Iterator[Measured]:
+    """Yield the samples of one kind, such as progress bars, summed over the lines above them."""
+    if share := float(rows["samples"].sum()) / running if running else 0.0:
+        lines = by_line(rows).head(_NAMED)[LIBRARY].iter_rows()
+        yield Measured(
+            size=share,
+            title=f"{format_frac(share)} of {of} {what}.",
             evidence=tuple(f"Called by {name} ({path}:{line})." for name, path, line in lines),
-            advice="Write it less often: tqdm(mininterval=10), set_postfix(refresh=False) every N "
-            "steps; disable=True where the output is a file.",
+            advice=advice,
             of=of,
         )
 
@@ -224,38 +245,14 @@ def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
         )
 
 
-def _lines(counted: pl.DataFrame) -> pl.DataFrame:
-    """Return the lines of own code (:data:`LIBRARY`) with samples, most first.
-
-    With name, path and ``below``, the samples, of the function below it with most of them.
-    """
-    used = counted.drop_nulls(LIBRARY[0]).filter(pl.col("samples") > 0)
-    leaves = used.group_by(*LIBRARY, "name", "path")
-    each = largest_first(leaves.agg(pl.col("samples").sum()), "samples", "name", "path")
-    lines = each.group_by(LIBRARY, maintain_order=True)
-    first = pl.col("name", "path").first(), pl.col("samples").first().alias("below")
-    return largest_first(lines.agg(*first, pl.col("samples").sum()), "samples", *LIBRARY)
-
-
 #: So many lines may have the least share of a finding.
 _MOST_LINES = 10
 #: Functions of frameworks, models and their steps: file and name, then the function of own code.
+_BACKWARD = r"run_backward|(?:^|/)torch/autograd/(?:graph|__init__)\.py: "
 _IN_FRAMEWORK = (
-    r"^(?:.*/)?(?:torch|jax|tensorflow|keras|transformers|diffusers|deepspeed|megatron|vllm)/"
+    rf"{_BACKWARD}|^(?:.*/)?(?:torch|jax|tensorflow|keras|transformers|diffusers|deepspeed|megatron|vllm)/"
     r"|^(?:.*/)?lib(?:torch|c10)|: (?:\w+\.)*(?:_?forward|backward|__call__|step)(?:$|: )"
 )
-
-
-def _waits_for_loader(result: LeafPaths) -> float:
-    """Return the share of the main process that waits for workers of its data loader, or 0."""
-    is_main = result.processes["role"] == MAIN
-    if is_main.all():
-        return 0.0
-    of_loader = pl.col("calls").str.contains(r"(?i)data_?loader")
-    rows = result.activities.filter(pl.col("activity").str.starts_with("waits"), of_loader)
-    share = float((rows["samples"] * rows["place_frac"]).sum() or 0.0)
-    share /= float(result.processes.filter(is_main)["samples"].sum()) or 1.0
-    return min(share, 1.0) if share >= _WAITS else 0.0
 
 
 #: Least share of the main process that is a wait for the loader.
@@ -281,18 +278,21 @@ _BELOW = {
         "Threads of OpenMP wait for each other there: use as many as the process has CPUs "
         "(OMP_NUM_THREADS, torch.set_num_threads; a container may have fewer than the node)."
     ),
+    r"^(?:json[/\\](?:encoder|__init__\.py: dump)|(?:csv|pickle|logging[/\\]\w+)\.py)"
+    r"|: (?:\w+\.)*(?:f(?:data)?sync|flush|dumps?|write(?:lines?|rows?)?)$": (
+        "Write less often, with less data, or in another thread (concurrent.futures, "
+        "logging.handlers.QueueHandler)."
+    ),
 }
 #: Advice on data sets that read a DataFrame.
 _ARRAYS = "Convert the columns of the DataFrame to arrays once (to_numpy()) and index those."
 
 
 def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
-    """Return advice for a row of :func:`_lines`: by the function below it."""
+    """Return advice for a row of :func:`by_line`: by the function below it."""
     leaf, file, name = row["name"], row["path"] or "", row[LIBRARY[0]]
     called = f"{leaf} ({file})" if file else leaf
     share = format_frac(row["below"] / row["samples"])
-    if "run_backward" in leaf:
-        return "It waits for the backward pass: torch.profiler shows which operators take the time."
     if wait := wait_of(leaf, file or None):
         return f"It {wait} in {called}. {ADVICE[wait]}."
     workers = result.processes["role"].str.contains("worker").any()
@@ -305,13 +305,12 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
             return f"{share} of it is in {called}. {text}"
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
-        python = (
+        text = (
             f"{part} is in {name} itself: use NumPy or tensor operators instead of a loop, or call "
             "it less often."
         )
-        if result.paths["path"].str.contains(_NATIVE).any():
-            return python
-        return f"{python} {_MAYBE_NATIVE}"
+        native = result.paths["path"].str.contains(_NATIVE).any()
+        return text if native else f"{text} {_MAYBE_NATIVE}"
     return f"{share} of it is in {called}: call it less often, or with less data."
 
 

@@ -109,6 +109,11 @@ _KNOWN = (
         "rocprofv3 --output-format rocpd writes a database that is read (PID_results.db)",
     ),
     (
+        rb"(?s).{0,4000}?={4,}+ Serving Benchmark Result ={4,}+",
+        "the text of a serving benchmark (vLLM, SGLang), which has means and no requests",
+        "pass its JSON: vllm bench serve --save-detailed (SGLang: --output-details)",
+    ),
+    (
         rb"(?s).{0,4000}?==\d++== Profiling result:",
         "a summary printed by nvprof, which has sums and no times",
         "nsys profile, then nsys export --type sqlite, records what ran when",

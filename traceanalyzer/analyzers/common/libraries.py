@@ -13,7 +13,11 @@ from collections.abc import Callable, Sequence
 #: Returns the library of a file, or None if it belongs to none of the requested libraries.
 Matcher = Callable[[str | None], str | None]
 
-_INSTALLED = re.compile(r"(?:^|[/\\])(?:site|dist)-packages[/\\]")
+#: Where installed packages are, or a source tree of PyTorch (its packages, not a user's folder).
+_INSTALLED = re.compile(
+    r"(?:^|[/\\])(?:site|dist)-packages[/\\]"
+    r"|[/\\](?=torch[/\\](?:_[a-z]\w*|autograd|distributed|nn|optim)[/\\])"
+)
 _STANDARD = re.compile(
     r"(?:[/\\]lib(?:64|32)?[/\\]python\d+(?:\.\d+)?t?|^[A-Za-z]:.*[/\\][Ll]ib)[/\\](?=\w)"
 )

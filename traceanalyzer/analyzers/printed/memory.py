@@ -172,7 +172,7 @@ def _verdict(devices: pl.DataFrame, calls: pl.DataFrame, ooms: int) -> str:
     named = (("peak_bytes", "allocated"), ("reserved_peak_bytes", "reserved"))
     peaks = [(devices[name].max(), what) for name, what in named]
     size, what = next((one for one in peaks if one[0]), (None, ""))
-    peak = f"Peak memory: {format_bytes(size)} {what}." if size else ""
+    peak = f"Peak memory: {format_bytes(size)} {what}." if size else ""  # type: ignore[arg-type]
     errors = f"{format_count(ooms, 'out-of-memory error')}." if ooms else ""
     return sentences(_full_host(calls), errors, peak, _fragmentation(devices) if ooms else "")
 

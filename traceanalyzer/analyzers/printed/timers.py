@@ -196,7 +196,7 @@ def _verdict(counted: pl.DataFrame, what: str) -> str:
         return ""
     times = counted["duration_ns"]
     ns, label = max((int(counted[name].sum()), label) for name, label in _parts(counted).items())
-    most = f", most of it {label} ({format_frac(ns / times.sum())})" if ns else ""
+    most = f", most of it {label} ({format_frac(ns / int(times.sum()))})" if ns else ""
     return f"A {what} takes {format_ns(times.median())} (median){most}."  # type: ignore[arg-type]
 
 

@@ -58,7 +58,7 @@ class Part:
         groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
         locks: rows of :func:`_locks` without ``frame``.
         processes: ``pid``, ``command``, ``role``, ``samples``.
-        loading: weight of samples in which the main thread loads a batch of a DataLoader.
+        loading: the lines of samples in which the main thread loads a batch of a DataLoader.
         total: the sum of counted weights.
         idle: weight of samples without a Python frame, counted or not.
         left_out: weight of samples that are not in ``total``.
@@ -71,7 +71,7 @@ class Part:
     groups: pl.DataFrame | None
     locks: pl.DataFrame
     processes: pl.DataFrame
-    loading: float
+    loading: pl.DataFrame
     total: float
     idle: float
     left_out: float
@@ -111,7 +111,7 @@ def measure(trace: Trace, options: Options) -> Part:
         groups=groups,
         locks=locks.drop("frame"),
         processes=processes,
-        loading=_loading(frames, leaf, samples["weight"]),
+        loading=_loading(frames, leaf, samples["weight"], labels),
         total=float(samples["weight"].sum()),
         idle=idle,
         left_out=left_out,
@@ -144,17 +144,20 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
     processes = files.sort("samples", descending=True, maintain_order=True).select(
         "file", "pid", "command", "role", "samples", share
     )
-    lines = pl.concat([part.lines for part in parts]).with_columns(
-        pl.col("samples") * scale,
-        place=own_lines.place_of(*map(pl.col, PATH)),
-        calls=own_lines.call_of(pl.col("calls"), pl.col("calls_file")),
+    lines, loading = (
+        pl.concat(each).with_columns(
+            pl.col("samples") * scale,
+            place=own_lines.place_of(*map(pl.col, PATH)),
+            calls=own_lines.call_of(pl.col("calls"), pl.col("calls_file")),
+        )
+        for each in ([part.lines for part in parts], [part.loading for part in parts])
     )
     return LeafPaths(
         options=options,
         total_samples=total,
         unit=unit,
         tagged_samples=float(tagged),
-        loading_samples=math.fsum(part.loading for part in parts) * scale,
+        loading=_whole(own_lines.activities(loading)),
         idle_samples=math.fsum(part.idle for part in parts) * scale,
         left_out_samples=math.fsum(part.left_out for part in parts) * scale,
         lines=_whole(own_lines.lines(lines).select(*_LINE)),
@@ -399,12 +402,17 @@ def _lines(
     return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
 
 
-def _loading(frames: Frames, node: intervals.Ints, weight: pl.Series) -> float:
-    """Return the weight of stacks of the main thread that load a batch of a DataLoader."""
+def _loading(
+    frames: Frames, node: intervals.Ints, weight: pl.Series, labels: pl.Series
+) -> pl.DataFrame:
+    """Return the lines of stacks of the main thread that load a batch of a DataLoader."""
     file = frames.distinct["file"].cast(pl.String).fill_null("")
     masks = (file.str.contains(pattern).to_numpy() for pattern in (_LOADS, _APART))
     loads, apart = (frames.calls.on_stack(mask, node) for mask in masks)
-    return float(weight.filter(pl.Series(loads & ~apart)).sum())
+    mask = loads & ~apart
+    inside = pl.Series(mask)
+    nothing = np.zeros(int(mask.sum()), np.bool_)
+    return _lines(frames, node[mask], weight.filter(inside), labels.filter(inside), nothing)
 
 
 def _first_equal(distinct: pl.DataFrame) -> intervals.Ints:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common import own_lines
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import known_columns
 from traceanalyzer.analyzers.py_spy_report import Options
 from traceanalyzer.result import Result, Table, View
@@ -37,7 +38,8 @@ class LeafPaths(Result):
         total_samples: weight of all counted stacks, in ``unit``.
         unit: ``samples``, ``ns`` or ``bytes``, or empty.
         tagged_samples: weight with a frame of the library, or of the user's own code.
-        loading_samples: weight in which the main thread loads a batch of a DataLoader itself.
+        loading: what the samples do in which the main thread loads a batch of a DataLoader itself,
+            as ``activities``.
         idle_samples: weight without a Python frame.
         left_out_samples: weight that is not in ``total_samples``.
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
@@ -65,7 +67,7 @@ class LeafPaths(Result):
     total_samples: float
     unit: str
     tagged_samples: float
-    loading_samples: float
+    loading: pl.DataFrame
     idle_samples: float
     left_out_samples: float
     lines: pl.DataFrame
@@ -80,9 +82,38 @@ class LeafPaths(Result):
         """The rows of ``paths`` that run code: without ``doing``."""
         return self.paths.filter(pl.col("doing").is_null())
 
+    @property
+    def loading_samples(self) -> float:
+        """Weight in which the main thread loads a batch of a DataLoader itself."""
+        return float(self.loading["samples"].sum())
+
+    @property
+    def loader_wait_frac(self) -> float:
+        """Share of the main process that waits for workers of its data loader; 0 without some."""
+        is_main = self.processes["role"] == MAIN
+        whole = float(self.processes.filter(is_main)["samples"].sum())
+        if is_main.all() or not whole:
+            return 0.0
+        of_loader = pl.col("calls").str.contains(r"(?i)data_?loader")
+        rows = self.activities.filter(pl.col("activity").str.starts_with("waits"), of_loader)
+        return min(float((rows["samples"] * rows["place_frac"]).sum()) / whole, 1.0)
+
     def view(self) -> View:
         """Build the view: sums or paths if requested, else lines; processes of several."""
         return self.view_from(_verdict, _notes, _tables)
+
+
+def by_line(counted: pl.DataFrame) -> pl.DataFrame:
+    """Return the lines of own code (:data:`LIBRARY`) with samples, most first.
+
+    With name, path and ``below``, the samples, of the function below it with most of them.
+    """
+    used = counted.drop_nulls(LIBRARY[0]).filter(pl.col("samples") > 0)
+    leaves = used.group_by(*LIBRARY, "name", "path")
+    each = largest_first(leaves.agg(pl.col("samples").sum()), "samples", "name", "path")
+    lines = each.group_by(LIBRARY, maintain_order=True)
+    first = pl.col("name", "path").first(), pl.col("samples").first().alias("below")
+    return largest_first(lines.agg(*first, pl.col("samples").sum()), "samples", *LIBRARY)
 
 
 def _verdict(result: LeafPaths) -> str:

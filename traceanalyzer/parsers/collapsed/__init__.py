@@ -1,4 +1,4 @@
-"""Collapsed ("folded") stacks of py-spy (raw), FlameGraph, inferno, Austin, PyTorch.
+"""Collapsed ("folded") stacks of py-spy (raw), FlameGraph, inferno, Austin, Python, PyTorch.
 
 Input: text with one sample per line: frames joined by ``;``, outermost first, then a count. Output:
 one ``sample`` event per line and the prefix tree of the frames. ``text`` splits lines and detects
@@ -118,8 +118,8 @@ def _numbers(values: array[int]) -> stacks.Numbers:
 FORMAT: Format = Format(
     name="collapsed",
     suffixes=(".txt", ".raw", ".folded", ".collapsed"),
-    description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin, PyTorch "
-    "export_stacks",
+    description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin, Python's "
+    "profiling.sampling, PyTorch export_stacks",
     spec_url="https://github.com/brendangregg/FlameGraph#2-fold-stacks",
     sniff=sniff,
     parse=parse,

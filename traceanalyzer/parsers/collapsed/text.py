@@ -21,6 +21,8 @@ _ONE = re.compile(rb"(?s)(.*)\s((?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?)\s*
 #: A frame with a file.
 _WITH_FILE = re.compile(rb" \([^;()]+\)[; ]")
 _AUSTIN_LINE = re.compile(rb"P\d+;T[\dxXa-fA-F:]+[; ]")
+#: A stack of Python's own sampling profiler (since 3.15), with frames as those of Austin.
+_PYTHON_LINE = re.compile(rb"tid:\d+;")
 #: A stack of ``export_stacks``; those of native calls alone have no line number.
 _TORCH_LINE = re.compile(rb"(?=\S*\(\d+\):_|<built-in_)\S+ \d+\s*\Z")
 _HEADER = re.compile(rb"# (\w+): (.*)")
@@ -77,7 +79,7 @@ class Dialect:
     """How to parse the lines.
 
     Attributes:
-        austin: frames are ``FILE:NAME:LINE`` below ``P<pid>;T<tid>``.
+        austin: frames are ``FILE:NAME:LINE`` below ``P<pid>;T<tid>`` or ``tid:<tid>``.
         torch: frames are ``FILE(LINE):_NAME`` of PyTorch's ``export_stacks``; counts are µs.
         full: Austin's metrics are ``TIME,IDLE,MEMORY``.
         columns: counts at the end of a line: 1, or 2 for a comparison of two recordings.
@@ -142,6 +144,8 @@ def detect_dialect(text: bytes) -> Dialect:
     data = _data(lines)
     if b"austin" in headers or (data and all(map(_AUSTIN_LINE.match, data))):
         return _austin(headers, data)
+    if data and all(map(_PYTHON_LINE.match, data)):
+        return Dialect(austin=True, labelled=True)
     if _is_of_torch(data):
         return Dialect(torch=True, scale=1000.0, unit="ns")
     labelled = any(line.startswith(LABELLED) for line in data)
@@ -201,7 +205,7 @@ _COMMAND_END = re.compile(rb'";(?=process \d+:"|thread \(|[^;]* \()')
 _THREAD = re.compile(
     rb"thread \((\d{1,18}|0[xX][0-9a-fA-F]{1,16})\)(?:: ([^;]*(?:; [^;]*)*))?(?:;|\Z)"
 )
-_AUSTIN = re.compile(rb"P(\d{1,18});T(?:\d+:)?(\d{1,18}|0[xX][0-9a-fA-F]{1,16})(?:;|\Z)")
+_AUSTIN = re.compile(rb"(?:P(\d{1,18});T(?:\d+:)?|tid:)(\d{1,18}|0[xX][0-9a-fA-F]{1,16})(?:;|\Z)")
 
 LABELLED = (b"process ", b"thread (")
 _SIGN, _MODULUS = 1 << 63, 1 << 64
@@ -285,11 +289,11 @@ def _lane(
 
 
 def austin(stack: bytes, lanes: Lanes) -> tuple[int, bytes]:
-    """Return the lane of an Austin stack, and its frames."""
+    """Return the lane of a stack of Austin or Python's profiler, and its frames."""
     match = _AUSTIN.match(stack)
     if not match:
         return 0, stack
-    pid, tid = int(match[1]), _id(match[2])
+    pid, tid = int(match[1]) if match[1] else None, _id(match[2])
     lanes.add_thread(pid, tid, None)
     return lanes.of(pid, tid), stack[match.end() :]
 
