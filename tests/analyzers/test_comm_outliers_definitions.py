@@ -209,6 +209,7 @@ def test_a_z_score_must_be_above_the_threshold() -> None:
 JUDGED = {
     **INSTANCES, "transfer_ns": pl.Int64, "compute_ns": pl.Int64, "outlier": pl.Boolean,
     "judged_by": pl.String,
+    "instance": pl.UInt32, "elements_in": pl.Int64, "elements_out": pl.Int64,
     "link": pl.String,
     "link_gbps": pl.Float64,
 }  # fmt: skip

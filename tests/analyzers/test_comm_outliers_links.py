@@ -68,6 +68,46 @@ def test_bandwidth_is_compared_with_link_peak(gpu, hosts, link, peak) -> None:
     assert row["link_frac"] == (peak and pytest.approx(2.0 / peak, rel=1e-4))
 
 
+ALL_TO_ALL = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def exchange(received: tuple[int, ...], gbps: float) -> list[Trace]:
+    """Each rank sends 64 MiB; the one that receives most needs the time at this bandwidth."""
+    n, sent = len(received), 16 * MIB
+    took = round(max(*received, sent) * 4 * (n - 1) / n / gbps)
+    about = {
+        "collective": "all_to_all", "dtype": "float", "elements_in": sent, "group": "0",
+        "group_size": n, "group_ranks": str(list(range(n))), "splits_in": f"[{sent}]",
+    }  # fmt: skip
+    return [
+        trace(
+            [
+                device(ALL_TO_ALL, i * 900 * MS, took, seq=i, elements_out=out, **about)
+                for i in range(10)
+            ],
+            rank,
+            world_size=n,
+            devices=tuple(Device(i, H100) for i in range(8)),
+        )
+        for rank, out in enumerate(received)
+    ]
+
+
+@pytest.mark.parametrize("most", [16, 40])
+def test_unequal_sizes_take_as_long_as_the_largest_one(most: int) -> None:
+    traces = exchange((most * MIB, *[(64 - most) * MIB // 3] * 3), 150.0)
+    (row,) = ta.comm_outliers(traces).groups.iter_rows(named=True)
+    assert row["transfer_busbw_gbps"] == pytest.approx(150.0, rel=1e-4)
+    assert row["link_frac"] == pytest.approx(150.0 / 450, rel=1e-4)
+    assert "slow-link" not in {one.id for one in ta.diagnose(traces).findings}
+
+
+def test_bandwidth_of_unequal_sizes_needs_all_ranks() -> None:
+    traces = exchange((40 * MIB, 8 * MIB, 8 * MIB, 8 * MIB), 150.0)
+    (row,) = ta.comm_outliers(traces[1:]).groups.iter_rows(named=True)
+    assert (row["busbw_gbps"], row["link_frac"]) == (None, None)
+
+
 @pytest.mark.matrix
 def test_slow_link_is_reported_with_cost() -> None:
     traces = ranks(2.0, H100, ("a", "a"))

@@ -209,12 +209,13 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
     """Return one row per group (all ranks together), largest total first.
 
     Percentiles interpolate linearly. ``share_frac`` is the summed duration over the summed spans
-    of the participating ranks. ``algbw_gbps`` is message bytes over the median duration, wait time
-    included, in 10^9 bytes per second; ``busbw_gbps`` is that times the bus factor of nccl-tests.
-    They are null if the size or the group's size is unknown. ``compute_frac`` is the share of the
-    duration during which compute kernels ran on the same device (null without a device). With
-    several ranks ``transfer_ns`` is the median transfer time, and ``transfer_busbw_gbps`` the bus
-    bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak per
+    of the participating ranks. ``algbw_gbps`` is message bytes (of unequal sizes the largest that a
+    rank sends or receives: all wait for it) over the median duration, wait time included, in 10^9
+    bytes per second; ``busbw_gbps`` is that times the bus factor of nccl-tests. They are null if
+    the size, that of the other ranks or the group's size is unknown. ``compute_frac`` is the share
+    of the duration during which compute kernels ran on the same device (null without a device).
+    With several ranks ``transfer_ns`` is the median transfer time, and ``transfer_busbw_gbps`` the
+    bus bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak per
     direction; ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``)
     over the peak, for messages of 16 MiB or more, and for smaller ones with a transfer time of 1 ms
     or more at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown link).
@@ -224,6 +225,7 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
         spans: each rank's span in ns.
     """
     duration = pl.col("duration_ns")
+    instances = instances.with_columns(load=_load())
     quantiles = {"median_ns": 0.5, "p95_ns": 0.95, "p99_ns": 0.99}
     table = instances.group_by(GROUP).agg(
         pl.len().alias("n"),
@@ -240,6 +242,7 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
         pl.col("outlier").sum().alias("outliers"),
         pl.col("judged_by").first(),
         pl.col("link", "link_gbps").drop_nulls().first(),
+        pl.col("load").median(),
     )
     return (
         table.with_columns(
@@ -249,16 +252,33 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
         )
         .with_columns(*_speed("transfer_ns", "transfer_"))
         .with_columns(link_frac=_of_link())
-        .drop("span", "compute", "transfer_algbw_gbps")
+        .drop("span", "compute", "load", "transfer_algbw_gbps")
         .sort("total_ns", *GROUP, descending=[True, *(False for _ in GROUP)], nulls_last=True)
     )
 
 
+def _load() -> pl.Expr:
+    """Return the bytes that determine the time of a collective, null if they are not known.
+
+    These are the most that one of its ranks sends or receives; ranks with unequal sizes must all be
+    recorded.
+    """
+    each = pl.coalesce(pl.col("instance").cast(pl.Int64), -1 - pl.int_range(pl.len()))
+    sent, received = pl.col("elements_in"), pl.col("elements_out")
+    most = pl.max_horizontal(sent, received).max().over(each)
+    least = pl.min_horizontal(sent, received).min().over(each)
+    known = (most == least) | (pl.col("rank").n_unique().over(each) == pl.col("group_size"))
+    known &= sent.max().over(each) > 0
+    bytes_each = pl.col("message_bytes").max().over(each) / sent.max().over(each)
+    own = pl.when(most.is_null()).then("message_bytes")
+    return own.when(known).then((most * bytes_each).cast(pl.Int64, strict=False))
+
+
 def _of_link() -> pl.Expr:
     """Return bus bandwidth over the link's peak; null if latency-bound or unknown."""
-    rate = pl.col("message_bytes") / pl.col("transfer_ns")
+    rate = pl.col("load") / pl.col("transfer_ns")
     speed = pl.coalesce("transfer_busbw_gbps", "busbw_gbps", rate)
-    large = (pl.col("message_bytes") >= LARGE_BYTES) & pl.col("link_gbps").is_not_null()
+    large = (pl.col("load") >= LARGE_BYTES) & pl.col("link_gbps").is_not_null()
     long = (pl.col("transfer_ns") >= NO_LATENCY_NS) & pl.col("compute").is_not_null()
     slower = long & (speed < LEAST_GBPS / 4)
     return pl.when(large | slower).then(speed / pl.coalesce("link_gbps", LEAST_GBPS))
@@ -305,7 +325,7 @@ def _pooled(groups: pl.DataFrame, key: tuple[str, ...]) -> pl.DataFrame:
 
 
 def _speed(time: str, prefix: str) -> tuple[pl.Expr, pl.Expr]:
-    algbw = columns.ratio(pl.col("message_bytes"), pl.col(time))
+    algbw = columns.ratio(pl.col("load"), pl.col(time))
     factor = pl.struct("collective", "group_size").map_elements(
         lambda key: bus_factor(key["collective"], key["group_size"]), return_dtype=pl.Float64
     )

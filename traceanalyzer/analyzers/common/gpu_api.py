@@ -81,6 +81,7 @@ class Api:
         cupy: whether kernels of CuPy were recorded.
         xpu: whether calls of Intel's runtime were recorded.
         null_stream: whether copies on other streams are known to wait for the null stream.
+        replays: whether most device work is launched by graphs.
         slow_host: whether operators that launch nothing take much longer on the host than usual.
     """
 
@@ -94,6 +95,7 @@ class Api:
     cupy: bool = False
     xpu: bool = False
     null_stream: bool = False
+    replays: bool = False
     slow_host: bool = False
 
     @property

@@ -220,6 +220,11 @@ CHECK_GRAPH_GAPS = (
     "before you change the program, compare with the time of a step without a profiler, or, on "
     "NVIDIA GPUs, record graphs as a whole (nsys profile --cuda-graph-trace=graph)."
 )
+#: Advice for short gaps between kernels that graphs launch.
+FEWER_NODES = (
+    "The kernels are nodes of CUDA graphs already, and the GPU needs this time from one node to the "
+    "next: only fewer, larger kernels shorten it (fused operators, torch.compile)."
+)
 #: Short gaps of a main thread without a GPU, and advice for them.
 BETWEEN_OPERATORS = "in short gaps between operators"
 FEWER_OPERATORS = "Use fewer, larger operators (torch.compile, larger batches)."

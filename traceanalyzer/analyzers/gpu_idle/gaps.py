@@ -85,8 +85,8 @@ def drained(
 
     A synchronising call or blocking copy at whose end a gap begins has emptied the launch queue.
     Without the call the host would have used its wait to get ahead, by at most the longest wait so
-    far: gaps are due to waits while the host needs no more time for the next launch in them than it
-    would be ahead. A long gap right after a wait is also caused by the host's activity, and so is a
+    far and a step (what it prepares next needs results): gaps are due to waits while the host needs
+    no more time for the next launch in them than it would be ahead. A long gap right after a wait is also caused by the host's activity, and so is a
     gap that is half covered by a range that begins in it.
 
     Args:
@@ -109,7 +109,12 @@ def drained(
     length, since = pl.col("end") - pl.col("start"), pl.max_horizontal("start", "ended")
     follows = pl.col("ended") >= pl.col("start") - causes.LAUNCH_LATENCY_NS
     used = pl.coalesce((pl.col("launched") - since).clip(0), length)
-    rows = rows.select(*columns, "ended", "overlap", follows=follows, used=used)
+    begun = excerpt.steps["start"].sort()
+    step = begun.search_sorted(rows["start"], "right")
+    of_wait = begun.search_sorted(rows["ended"].fill_null(0))
+    rows = rows.with_columns(step.alias("step"), of_wait.alias("of_wait")).select(
+        *columns, "ended", "overlap", "step", "of_wait", follows=follows, used=used
+    )
     due = rows[[*columns, "follows"]].filter(_within_waits(rows))
     del rows  # of millions of gaps
     soon = due.filter("follows", length <= _LONG_NS)[columns]
@@ -121,7 +126,8 @@ def _within_waits(rows: pl.DataFrame) -> pl.Series:
     """Mark gaps in which the host uses no more time than it would be ahead without waits.
 
     Args:
-        rows: unit, ended, overlap of the last wait before a gap; used, follows; by unit, in order.
+        rows: unit, ended, overlap, of_wait (step) of the last wait before a gap; used, follows,
+            step; by unit, in order.
     """
     unit, ended = rows["unit"].to_numpy(), rows["ended"].fill_null(_NEVER).to_numpy()
     used = rows["used"].to_numpy()
@@ -130,18 +136,23 @@ def _within_waits(rows: pl.DataFrame) -> pl.Series:
     first = np.flatnonzero(is_first)
     follows = np.logical_or.reduceat(rows["follows"].fill_null(value=False).to_numpy(), first)
     waits = rows["overlap"].fill_null(0).to_numpy()[first] * follows
-    ahead, spare, longest, last = [], 0, 0, None
-    columns = unit[first], waits, np.add.reduceat(used, first)
-    for of_unit, wait, spent in zip(*(column.tolist() for column in columns), strict=True):
+    ahead, spare, longest, last = [], dict[int, int](), 0, None
+    step, of_wait = rows["step"].to_numpy(), rows["of_wait"].to_numpy()
+    middle = step[(first + np.append(first[1:], unit.size)) // 2]  # of the gaps after a wait
+    columns = unit[first], middle, of_wait[first], waits, np.add.reduceat(used, first)
+    for of_unit, now, at, wait, spent in zip(*(one.tolist() for one in columns), strict=True):
         if of_unit != last:
-            last, spare, longest = of_unit, 0, 0
+            last, spare, longest = of_unit, {}, 0
         longest = max(longest, wait)
-        spare = min(spare + wait, longest)
-        ahead.append(spare)
-        spare = max(spare - spent, 0)
+        spare = {before: ns for before, ns in spare.items() if before + 1 >= now}
+        spare[at] = spare.get(at, 0) + min(wait, longest - sum(spare.values()))
+        ahead.append(sum(spare.values()))
+        for before in sorted(spare):
+            paid = min(spare[before], spent)
+            spare[before], spent = spare[before] - paid, spent - paid
     total = np.cumsum(used)
     most = np.array(ahead, np.int64) + total[first] - used[first]
-    return pl.Series(total <= most[np.cumsum(is_first) - 1])
+    return pl.Series((total <= most[np.cumsum(is_first) - 1]) & (step <= of_wait + 1))
 
 
 #: In a longer gap after a wait the host does something else than preparing the next launch.

@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.common.names import (
     python_frame,
     starting_with,
 )
-from traceanalyzer.analyzers.common.replays import captures, prepared
+from traceanalyzer.analyzers.common.replays import GRAPH_LAUNCH, captures, prepared
 from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
@@ -306,6 +306,8 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame, slices: p
             and not matching(trace.names, [vocabulary.STREAM_WAIT])
             and wait_for_null_stream(work, launched)
         ),
+        replays=2 * launched["start"].n_unique() < launched.height
+        and bool(matching(trace.names, [GRAPH_LAUNCH])),
         slow_host=views.height >= _MANY_VIEWS and bool(are_slow),
     )
 
