@@ -769,8 +769,12 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
 
 
 def _following_waits(cause: str, answers: Answers) -> pl.DataFrame:
-    """Return losses of a cause that follow waits for the device without work in between."""
-    waits = (pl.col("cause") == causes.SYNCHRONISATION).cum_sum().over(*DEVICE, "stretch")
+    """Return losses of a cause that follow waits for the device without work in between.
+
+    Small copies that block the host wait, too.
+    """
+    is_wait = pl.col("cause").is_in([causes.SYNCHRONISATION, causes.SMALL_COPIES])
+    waits = is_wait.cum_sum().over(*DEVICE, "stretch")
     rows = answers.time.in_stretches.filter(waits > 0, pl.col("cause") == cause)
     return rows.drop("stretch")
 

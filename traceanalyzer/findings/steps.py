@@ -99,7 +99,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     if period and grown == "compute" and kernels and kernels.why == MORE_KERNELS:
         size, remedy = min(size, _OF_DESIGN), _LESS_OFTEN
         reason += _launched_in(answers, worst)
-    elif kernels and kernels.why == LARGER_INPUTS:
+    elif kernels and kernels.why == LARGER_INPUTS and grown != "idle":
         what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
     on_device = answers.time.in_steps and answers.time.whole_ns > 0

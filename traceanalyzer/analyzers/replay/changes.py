@@ -68,7 +68,7 @@ class Change:
         scale: regular expressions of kernels and annotations with the factor by which they become
             faster: ``flash_.*=2``.
         typical_ranks: ranks whose kernels, transfers and host times become the mean of the other
-            ranks; of all ranks if all are chosen.
+            ranks; if all are chosen, kernels and transfers become the mean of all ranks.
         of_all: they become the mean (of transfers: the median) over all ranks, with those that
             change, as in Lin et al., OSDI'25.
         network: factor by which transfers become faster.
@@ -412,8 +412,9 @@ def _typical(
     changing = chosen & (not of_all)
     on_device = _of_others(job, "work", kernels, changing)
     rest = _of_others(job, "work", [one.rest.clip(0) for one in weights], changing)
+    slow_host = changing & (not chosen.all())  # work is divided, not what hosts do
     on_host = {
-        name: _of_others(job, "calls", [getattr(one, name) for one in weights], changing)
+        name: _of_others(job, "calls", [getattr(one, name) for one in weights], slow_host)
         for name in ("loader", "launch", "code", "call")
     }
     return [

@@ -25,6 +25,11 @@ Bools = npt.NDArray[np.bool_]
 _NEVER = float("-inf")
 #: A replay that differs by more from the recording is not the program that ran.
 MOST_ERROR = 0.1
+#: The range in which the main process waits for a batch of the workers of PyTorch's DataLoader. They
+#: limit the run if it waits in most steps for this share of a step: less may be spent on unpacking.
+_OF_WORKERS, _LONG_WAIT = "_MultiProcessingDataLoaderIter", 0.1
+#: So often waits for batches are corrected, until they are as exact as this.
+_ROUNDS, _EXACT_NS = 4, 1_000
 #: Fewer steps are measured as one: the first one begins with the recording.
 _LEAST_STEPS = 3
 
@@ -163,6 +168,23 @@ class Job:
         rows = rows.select("kind", placed.then("step"), placed.then("place").alias("place"))
         _, (numbers,) = numbering.group_numbers(("kind", "step", "place"), rows)
         return _cut(numbers, self.first_row)
+
+    @cached_property
+    def batches(self) -> list[Ints]:
+        """The calls of each program before which it waited for workers of a data loader.
+
+        None if it did so in fewer than half of the steps. Steps that were recorded apart have none.
+        """
+        calls = []
+        for program in self.programs:
+            names = [n for n, name in enumerate(program.ranges) if _OF_WORKERS in name]
+            length = program.steps.select((pl.col("end") - pl.col("start")).median()).item() or 0
+            waits = pl.col("range_before").is_in(names) & (pl.col("loader_ns") > 0)
+            long = waits & (pl.col("loader_ns") >= _LONG_WAIT * length)
+            rows = program.calls.select(long.fill_null(value=False).arg_true()).to_series()
+            most = 2 * len(rows) > program.steps.height and len(self.begins) == 1
+            calls.append(rows.to_numpy().astype(np.int64)[: rows.len() * most])
+        return calls
 
     @cached_property
     def step_names(self) -> list[str]:
@@ -552,8 +574,51 @@ def _begins(
 
 
 def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
-    """Return when all device work starts and ends with these times; see :mod:`.follow`."""
-    weights = weights or job.weights
+    """Return when all device work starts and ends with these times; see :mod:`.follow`.
+
+    Workers of a data loader that limit the run deliver batches as recorded, whatever the run does
+    meanwhile.
+    """
+    if weights is None or not any(rows.size for rows in job.batches):
+        return _replayed(job, weights or job.weights)
+    ready = [_delivered(job, n, one) for n, one in enumerate(weights)]
+    waits = [_with_loader(one, rows, 0.0) for one, (rows, _) in zip(weights, ready, strict=True)]
+    times = _replayed(job, waits)
+    for _ in range(_ROUNDS):
+        late = [
+            np.maximum.accumulate(np.maximum(at - one.calls[rows], 0.0))
+            for one, (rows, at) in zip(times, ready, strict=True)
+        ]
+        if all(one.max(initial=0.0) < _EXACT_NS for one in late):
+            break
+        waits = [
+            _with_loader(one, rows, one.loader[rows] + np.diff(ns, prepend=0.0))
+            for one, (rows, _), ns in zip(waits, ready, late, strict=True)
+        ]
+        times = _replayed(job, waits)
+    return times
+
+
+def _delivered(job: Job, number: int, weights: Weights) -> tuple[Ints, Floats]:
+    """Return the calls of a program that wait for a batch, and the earliest start of each.
+
+    Shorter waits are those of faster workers; without most of the time, none waits.
+    """
+    rows = job.batches[number]
+    recorded, left = job.weights[number].loader[rows], weights.loader[rows]
+    if 2 * left.sum() < recorded.sum():
+        rows, recorded, left = rows[:0], recorded[:0], left[:0]
+    start = job.programs[number].calls["start"].to_numpy()[rows] + job.shifts[number]
+    return rows, start - np.cumsum(recorded - left)
+
+
+def _with_loader(weights: Weights, rows: Ints, loader: Floats | float) -> Weights:
+    times = weights.loader.copy()
+    times[rows] = loader
+    return replace(weights, loader=times)
+
+
+def _replayed(job: Job, weights: Sequence[Weights]) -> list[Times]:
     moments = Moments.unknown(int(job.first_call[-1]), int(job.first_row[-1]))
     flow = job.flow
     if not all(one.together for one in weights):
