@@ -189,6 +189,33 @@ def test_waits_count_together_while_the_host_would_be_ahead(long: int, launching
     assert sum(idle.values()) == 19 * 40
 
 
+@pytest.mark.parametrize(("marked", "launching"), [(True, 3), (False, 0)])
+def test_a_long_wait_is_no_cause_of_launch_gaps_two_steps_later(
+    marked: bool, launching: int
+) -> None:
+    """After a prefill of 5 ms, each step has nine gaps of 60 us between launches, and a wait."""
+    events, steps = [*work(0, 0, 5000), wait(10, 5002)], [step(0, 0, 5003 * US)]
+    for number in range(1, 5):
+        begin = 5005 + 1000 * (number - 1)
+        starts = range(begin, begin + 700, 70)
+        events += [
+            event for n, at in enumerate(starts) for event in work(100 * number + n, at, at + 10)
+        ]
+        events.append(wait(begin + 632, begin + 642))
+        steps.append(step(number, begin * US - 2 * US, 1000 * US))
+    idle = idle_by_cause(gpu_idle(trace([*events, *steps * marked])))
+    assert idle.get("launch_overhead", 0) // (9 * 60) == launching
+
+
+@pytest.mark.parametrize("call", ["cudaGraphLaunch", "cudaLaunchKernel"])
+def test_short_gaps_between_nodes_of_a_graph_are_no_case_for_graphs(call: str) -> None:
+    replay = host("cuda_runtime", call, 0, 5 * US, correlation=1)
+    nodes = [device(GEMM, (10 + 12 * n) * US, 10 * US, correlation=1) for n in range(20)]
+    result = gpu_idle(trace([replay, *nodes]))
+    assert result.program.replays == (call == "cudaGraphLaunch")
+    assert ("nodes of CUDA graphs" in result.advice("short_gap")) == result.program.replays
+
+
 def test_steps_by_kernels_are_on_the_device() -> None:
     """The host launches all steps at once; they run one after the other."""
     events, number = [], 0

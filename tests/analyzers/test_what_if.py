@@ -28,7 +28,8 @@ from traceanalyzer.analyzers.what_if import Options, ReplayOptions, replay
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.trace import Trace
 
-LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 ALL_REDUCE_OF_GRAPH = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 STEPS = 5
 
@@ -103,9 +104,33 @@ def test_replay_of_the_unchanged_run_is_the_recording() -> None:
 
 def test_loading_before_each_synchronised_step_gains_all_of_it() -> None:
     assert gain_ns(training(), free="data-loading") == pytest.approx(2 * MS, rel=0.01)
-    assert gain_ns(training(), scale="_MultiProcessing.*__next__=2") == pytest.approx(
-        1 * MS, rel=0.01
-    )
+    assert gain_ns(training(), scale="DataLoaderIter.*=2") == pytest.approx(1 * MS, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("loads", "gain"),
+    [
+        ({}, 0),  # each batch is ready 7 ms after the one before, whatever the GPU does
+        ({0: MS // 9, 1: MS // 9, 2: MS // 9}, 2.5 * MS),  # most steps find a batch
+    ],
+)
+def test_batches_of_workers_are_ready_as_recorded(loads: dict[int, int], gain: int) -> None:
+    waiting = training(loading=("user_annotation", WORKERS), loads=loads)
+    assert gain_ns(waiting, scale="gemm=2") == pytest.approx(gain, rel=0.02, abs=10 * US)
+    assert gain_ns(waiting, free="synchronisation") <= 2 * MS * (gain > 0) + 10 * US
+    if not loads:
+        faster = gain_ns(waiting, free="data-loading", scale="gemm=2")
+        assert faster == pytest.approx(4.5 * MS, rel=0.01)
+
+
+def test_a_wait_that_pauses_do_not_shorten_is_no_wait_for_workers() -> None:
+    """After 30 ms in a kernel, workers would have a batch ready."""
+    events = training(loading=("user_annotation", WORKERS), steps=9).events.to_dicts()
+    job = engine.job_of([measure(trace(events))])
+    assert [rows.size for rows in job.batches] == [9]
+    from_step = next(e["ts"] for e in events if e["name"] == "ProfilerStep#4")
+    later = [{**e, "ts": e["ts"] + 30 * MS * (e["ts"] >= from_step)} for e in events]
+    assert [rows.size for rows in engine.job_of([measure(trace(later))]).batches] == [0]
 
 
 @pytest.mark.parametrize(
@@ -364,6 +389,13 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     """The other kernels keep their times: the collective after them would wait otherwise."""
     ranks = [in_layers(rank, pause=0, extra=3 * MS) for rank in (0, 1)]
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
+
+
+def test_ranks_like_their_mean_keep_the_times_of_their_hosts(late: list[Trace]) -> None:
+    """Unequal work is divided, but the loader of one rank remains slow."""
+    job = engine.job_of([measure(one) for one in late])
+    equal = changes.changed(job, changes.Change(typical_ranks=(0, 1)))
+    assert [one.loader.tolist() for one in equal] == [one.loader.tolist() for one in job.weights]
 
 
 @pytest.mark.parametrize(

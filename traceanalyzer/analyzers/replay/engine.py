@@ -173,18 +173,21 @@ class Job:
     def batches(self) -> list[Ints]:
         """The calls of each program before which it waited for workers of a data loader.
 
-        None if it did so in fewer than half of the steps. Steps that were recorded apart have none.
+        None if it did so in fewer than half of the steps, or also after pauses in which the workers
+        would have got ahead. Steps that were recorded apart have none.
         """
-        calls = []
+        each = []
         for program in self.programs:
             names = [n for n, name in enumerate(program.ranges) if _OF_WORKERS in name]
-            length = program.steps.select((pl.col("end") - pl.col("start")).median()).item() or 0
-            waits = pl.col("range_before").is_in(names) & (pl.col("loader_ns") > 0)
-            long = waits & (pl.col("loader_ns") >= _LONG_WAIT * length)
-            rows = program.calls.select(long.fill_null(value=False).arg_true()).to_series()
-            most = 2 * len(rows) > program.steps.height and len(self.begins) == 1
-            calls.append(rows.to_numpy().astype(np.int64)[: rows.len() * most])
-        return calls
+            rows = program.calls.with_row_index("call").filter(pl.col("range_before").is_in(names))
+            call, start, wait = (rows[name].to_numpy() for name in ("call", "start", "loader_ns"))
+            rest, length = np.diff(start) - wait[1:], program.steps["end"] - program.steps["start"]
+            long = wait >= _LONG_WAIT * (length.median() or 0)
+            usual = np.median(wait) if wait.size else 0
+            ahead = wait[1:][rest > np.median(rest) + usual] if rest.size else wait[:0]
+            held = 2 * long.sum() > length.len() and 2 * ahead.sum() <= usual * ahead.size
+            each.append(call[long & held & (len(self.begins) == 1)].astype(np.int64))
+        return each
 
     @cached_property
     def step_names(self) -> list[str]:
