@@ -161,12 +161,12 @@ def test_unequal_work_and_a_straggler_of_another_cause() -> None:
     assert "rank 1" not in one.evidence[0]
 
 
-def test_unequal_work_in_each_step_beside_an_idle_rank() -> None:
+def test_unequal_work_in_each_step_and_an_idle_rank() -> None:
     """Rank 1 is idle in one step: the unequal work of the others remains a finding."""
     factor: Factor = lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1  # noqa: E731
     traces = job(factor, pause_ns=40 * MS)
     (straggler,) = judged("straggler", traces)
-    assert (straggler.rank, [*straggler.explained][0]) == (1, "unknown-idleness")
+    assert (straggler.rank, max(straggler.explained)) == (1, "unknown-idleness")
     (one,) = judged("unequal-work", traces)
     assert one.total_ns == 4 * 3 * 2 * MS
 

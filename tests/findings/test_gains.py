@@ -453,7 +453,7 @@ def test_host_code_after_waits_is_part_of_them_unless_it_has_a_name(pause: int) 
     assert found["synchronisation"].cost_frac == pytest.approx(4 * waits / (2400 + pause), abs=0.02)
 
 
-def test_a_pause_beside_a_loader_that_limits_the_run_gains_nothing(shared: Path) -> None:
+def test_a_pause_gains_nothing_if_a_loader_limits_the_run(shared: Path) -> None:
     """Rank 1 sleeps for 41 ms in a step, but rank 0 gets a batch each 51 ms in all steps."""
     result = ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/ddp4_stack")
     assert "host-code" not in by_id(result)

@@ -215,10 +215,10 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
     the size, that of the other ranks or the group's size is unknown. ``compute_frac`` is the share
     of the duration during which compute kernels ran on the same device (null without a device).
     With several ranks ``transfer_ns`` is the median transfer time, and ``transfer_busbw_gbps`` the
-    bus bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak per
-    direction; ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``)
-    over the peak, for messages of 16 MiB or more, and for smaller ones with a transfer time of 1 ms
-    or more at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown link).
+    bus bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak
+    per direction; ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``) over the
+    peak, for messages of 16 MiB or more, and for smaller ones with a transfer time of 1 ms or more
+    at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown link).
 
     Args:
         instances: rows of :func:`judge`, with ``duration_ns`` and ``transfer_ns``.
@@ -268,10 +268,8 @@ def _load() -> pl.Expr:
     most = pl.max_horizontal(sent, received).max().over(each)
     least = pl.min_horizontal(sent, received).min().over(each)
     known = (most == least) | (pl.col("rank").n_unique().over(each) == pl.col("group_size"))
-    known &= sent.max().over(each) > 0
-    bytes_each = pl.col("message_bytes").max().over(each) / sent.max().over(each)
-    own = pl.when(most.is_null()).then("message_bytes")
-    return own.when(known).then((most * bytes_each).cast(pl.Int64, strict=False))
+    whole = columns.ratio(pl.col("message_bytes").max().over(each) * most, sent.max().over(each))
+    return pl.when(most.is_null()).then("message_bytes").when(known).then(whole)
 
 
 def _of_link() -> pl.Expr:

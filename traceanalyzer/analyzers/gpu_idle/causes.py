@@ -222,8 +222,8 @@ CHECK_GRAPH_GAPS = (
 )
 #: Advice for short gaps between kernels that graphs launch.
 FEWER_NODES = (
-    "The kernels are nodes of CUDA graphs already, and the GPU needs this time from one node to the "
-    "next: only fewer, larger kernels shorten it (fused operators, torch.compile)."
+    "The kernels are nodes of CUDA graphs already, and the GPU needs this time between two nodes: "
+    "only fewer, larger kernels shorten it (fused operators, torch.compile)."
 )
 #: Short gaps of a main thread without a GPU, and advice for them.
 BETWEEN_OPERATORS = "in short gaps between operators"

@@ -86,8 +86,9 @@ def drained(
     A synchronising call or blocking copy at whose end a gap begins has emptied the launch queue.
     Without the call the host would have used its wait to get ahead, by at most the longest wait so
     far and a step (what it prepares next needs results): gaps are due to waits while the host needs
-    no more time for the next launch in them than it would be ahead. A long gap right after a wait is also caused by the host's activity, and so is a
-    gap that is half covered by a range that begins in it.
+    no more time for the next launch in them than it would be ahead. A long gap right after a wait
+    is also caused by the host's activity, and so is a gap that is half covered by a range that
+    begins in it.
 
     Args:
         excerpt: one rank.
@@ -112,9 +113,7 @@ def drained(
     begun = excerpt.steps["start"].sort()
     step = begun.search_sorted(rows["start"], "right")
     of_wait = begun.search_sorted(rows["ended"].fill_null(0))
-    rows = rows.with_columns(step.alias("step"), of_wait.alias("of_wait")).select(
-        *columns, "ended", "overlap", "step", "of_wait", follows=follows, used=used
-    )
+    rows = rows.with_columns(follows=follows, used=used, step=step, of_wait=of_wait)
     due = rows[[*columns, "follows"]].filter(_within_waits(rows))
     del rows  # of millions of gaps
     soon = due.filter("follows", length <= _LONG_NS)[columns]

@@ -185,9 +185,8 @@ class GpuIdle(Result):
             return f"waiting while the host is in {slow} before its launch"
         if cause == causes.SHORT_GAP and self.coverage.on_host:
             return causes.BETWEEN_OPERATORS
-        if (cause == causes.SHORT_GAP and self.program.replays) or (
-            cause == causes.DEVICE_WAIT and self.coverage.graph_gaps
-        ):
+        between = {causes.SHORT_GAP: self.program.replays}
+        if (between | {causes.DEVICE_WAIT: self.coverage.graph_gaps}).get(cause):
             return causes.GRAPH_GAPS
         if cause == causes.MEMORY_MANAGEMENT and self.allocates_on_host:
             return "waiting while the host allocates or pins host memory"
@@ -378,7 +377,7 @@ class GpuIdle(Result):
             or causes.SLOW_HOST * (program.slow_host and not self._stops[1])
             or self.slow_operator[1],
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host
-            or self.program.named(causes.FEWER_NODES * program.replays),
+            or causes.FEWER_NODES * program.replays,
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
             causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,
             causes.BATCH_COPY: causes.BATCH_COPY_PINNED * (host.copies_pinned and program.pytorch),

@@ -25,8 +25,8 @@ Bools = npt.NDArray[np.bool_]
 _NEVER = float("-inf")
 #: A replay that differs by more from the recording is not the program that ran.
 MOST_ERROR = 0.1
-#: The range in which the main process waits for a batch of the workers of PyTorch's DataLoader. They
-#: limit the run if it waits in most steps for this share of a step: less may be spent on unpacking.
+#: The range in which a process waits for a batch of the workers of PyTorch's DataLoader. They limit
+#: the run if it waits in most steps for this share of a step: less may be spent on unpacking.
 _OF_WORKERS, _LONG_WAIT = "_MultiProcessingDataLoaderIter", 0.1
 #: So often waits for batches are corrected, until they are as exact as this.
 _ROUNDS, _EXACT_NS = 4, 1_000
@@ -185,8 +185,8 @@ class Job:
             long = wait >= _LONG_WAIT * (length.median() or 0)
             usual = np.median(wait) if wait.size else 0
             ahead = wait[1:][rest > np.median(rest) + usual] if rest.size else wait[:0]
-            held = 2 * long.sum() > length.len() and 2 * ahead.sum() <= usual * ahead.size
-            each.append(call[long & held & (len(self.begins) == 1)].astype(np.int64))
+            limits = 2 * long.sum() > length.len() and 2 * ahead.sum() <= usual * ahead.size
+            each.append(call[long & limits & (len(self.begins) == 1)].astype(np.int64))
         return each
 
     @cached_property
@@ -584,41 +584,33 @@ def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
     """
     if weights is None or not any(rows.size for rows in job.batches):
         return _replayed(job, weights or job.weights)
-    ready = [_delivered(job, n, one) for n, one in enumerate(weights)]
-    waits = [_with_loader(one, rows, 0.0) for one, (rows, _) in zip(weights, ready, strict=True)]
-    times = _replayed(job, waits)
+    whole, ready = (
+        joined(weights),
+        np.concatenate([_delivered(job, *one) for one in enumerate(weights)]),
+    )
+    whole = replace(whole, loader=np.where(np.isfinite(ready), 0.0, whole.loader))
     for _ in range(_ROUNDS):
-        late = [
-            np.maximum.accumulate(np.maximum(at - one.calls[rows], 0.0))
-            for one, (rows, at) in zip(times, ready, strict=True)
-        ]
-        if all(one.max(initial=0.0) < _EXACT_NS for one in late):
+        times = _replayed(job, whole.of_each(job.first_call, job.first_row))
+        early = np.fmax(ready - np.concatenate([one.calls for one in times]), 0.0)
+        if early.max(initial=0.0) < _EXACT_NS:
             break
-        waits = [
-            _with_loader(one, rows, one.loader[rows] + np.diff(ns, prepend=0.0))
-            for one, (rows, _), ns in zip(waits, ready, late, strict=True)
-        ]
-        times = _replayed(job, waits)
+        each = [np.maximum.accumulate(ns) for ns in _cut(early, job.first_call)]
+        added = np.concatenate([np.diff(ns, prepend=0.0) for ns in each])
+        whole = replace(whole, loader=whole.loader + added)
     return times
 
 
-def _delivered(job: Job, number: int, weights: Weights) -> tuple[Ints, Floats]:
-    """Return the calls of a program that wait for a batch, and the earliest start of each.
+def _delivered(job: Job, number: int, weights: Weights) -> Floats:
+    """Return the earliest start of each call of a program that waits for a batch, else -inf.
 
     Shorter waits are those of faster workers; without most of the time, none waits.
     """
-    rows = job.batches[number]
-    recorded, left = job.weights[number].loader[rows], weights.loader[rows]
-    if 2 * left.sum() < recorded.sum():
-        rows, recorded, left = rows[:0], recorded[:0], left[:0]
+    rows, ready = job.batches[number], np.full(weights.loader.size, _NEVER)
+    removed = job.weights[number].loader[rows] - weights.loader[rows]
     start = job.programs[number].calls["start"].to_numpy()[rows] + job.shifts[number]
-    return rows, start - np.cumsum(recorded - left)
-
-
-def _with_loader(weights: Weights, rows: Ints, loader: Floats | float) -> Weights:
-    times = weights.loader.copy()
-    times[rows] = loader
-    return replace(weights, loader=times)
+    if removed.sum() <= weights.loader[rows].sum():
+        ready[rows] = start - np.cumsum(removed)
+    return ready
 
 
 def _replayed(job: Job, weights: Sequence[Weights]) -> list[Times]:
