@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -128,18 +128,18 @@ def _within_waits(rows: pl.DataFrame) -> pl.Series:
         rows: unit, ended, overlap, of_wait (step) of the last wait before a gap; used, follows,
             step; by unit, in order.
     """
-    unit, ended = rows["unit"].to_numpy(), rows["ended"].fill_null(_NEVER).to_numpy()
-    used = rows["used"].to_numpy()
+    columns = rows["unit"], rows["used"], rows["step"], rows["of_wait"]
+    unit, used, step, of_wait = (column.to_numpy() for column in columns)
+    ended = rows["ended"].fill_null(_NEVER).to_numpy()
     is_first = np.ones(rows.height, np.bool_)
     is_first[1:] = (unit[1:] != unit[:-1]) | (ended[1:] != ended[:-1])
     first = np.flatnonzero(is_first)
     follows = np.logical_or.reduceat(rows["follows"].fill_null(value=False).to_numpy(), first)
     waits = rows["overlap"].fill_null(0).to_numpy()[first] * follows
     ahead, spare, longest, last = [], dict[int, int](), 0, None
-    step, of_wait = rows["step"].to_numpy(), rows["of_wait"].to_numpy()
     middle = step[(first + np.append(first[1:], unit.size)) // 2]  # of the gaps after a wait
-    columns = unit[first], middle, of_wait[first], waits, np.add.reduceat(used, first)
-    for of_unit, now, at, wait, spent in zip(*(one.tolist() for one in columns), strict=True):
+    runs = unit[first], middle, of_wait[first], waits, np.add.reduceat(used, first)
+    for of_unit, now, at, wait, spent in zip(*(one.tolist() for one in runs), strict=True):
         if of_unit != last:
             last, spare, longest = of_unit, {}, 0
         longest = max(longest, wait)
@@ -304,15 +304,11 @@ class Coverage:
     @classmethod
     def joined(cls, several: Sequence[Coverage]) -> Coverage:
         """Return the coverage of all ranks."""
-        return cls(
-            on_host=all(one.on_host for one in several),
-            work_lost=any(one.work_lost for one in several),
-            host_known=all(one.host_known for one in several),
-            launches_known=all(one.launches_known for one in several),
-            stacks_known=any(one.stacks_known for one in several),
-            steps_by_kernels=any(one.steps_by_kernels for one in several),
-            unread_samples=any(one.unread_samples for one in several),
-            unread_targets=any(one.unread_targets for one in several),
-            graph_gaps=any(one.graph_gaps for one in several),
-            hints=several[0].hints,
-        )
+        names = {*vars(several[0])} - {"hints"}
+        each = {name: [getattr(one, name) for one in several] for name in names}
+        known = {name: all(of) if name in _OF_ALL else any(of) for name, of in each.items()}
+        return replace(several[0], **known)
+
+
+#: What is recorded only if all ranks have it.
+_OF_ALL = {"on_host", "host_known", "launches_known"}

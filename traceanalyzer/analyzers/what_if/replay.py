@@ -20,6 +20,9 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result
 
 _ENDS = ("start", "end")
+#: Columns of programs of a job, and their number.
+_PROGRAMS = {"rank": pl.Int32, "path": pl.String, "shift": pl.Int64}
+_NUMBER = pl.int_range(pl.len()).alias("program")
 #: Through more device work, a path takes longer to find than a timeline.
 MOST_DRAWN = 50_000
 
@@ -103,15 +106,9 @@ class Replay(Result):
         The device is null on the host. Start and end are on the clock of the file, in ns.
         """
         rows = longest_path(self.job, self.times)
-        programs = pl.DataFrame(
-            {
-                "program": range(len(self.job.programs)),
-                "rank": [one.rank for one in self.job.programs],
-                "path": [one.path for one in self.job.programs],
-                "shift": self.job.shifts,
-            },
-            schema_overrides={"program": pl.Int64, "rank": pl.Int32, "shift": pl.Int64},
-        )
+        each = zip(self.job.programs, self.job.shifts, strict=True)
+        of = [(one.rank, one.path, shift) for one, shift in each]
+        programs = pl.DataFrame(of, _PROGRAMS, orient="row").with_columns(_NUMBER)
         rows = rows.join(programs, on="program", maintain_order="left")
         begin, end = (pl.col(name).round().cast(pl.Int64) - pl.col("shift") for name in _ENDS)
         return rows.select("rank", "path", "device", "kind", "name", start=begin, end=end)
