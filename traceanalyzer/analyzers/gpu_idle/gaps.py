@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -306,7 +307,9 @@ class Coverage:
         """Return the coverage of all ranks."""
         names = {*vars(several[0])} - {"hints"}
         each = {name: [getattr(one, name) for one in several] for name in names}
-        known = {name: all(of) if name in _OF_ALL else any(of) for name, of in each.items()}
+        known: dict[str, Any] = {
+            name: all(of) if name in _OF_ALL else any(of) for name, of in each.items()
+        }
         return replace(several[0], **known)
 
 

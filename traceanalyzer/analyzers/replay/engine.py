@@ -182,7 +182,7 @@ class Job:
             rows = program.calls.with_row_index("call").filter(pl.col("range_before").is_in(names))
             call, start, wait = (rows[name].to_numpy() for name in ("call", "start", "loader_ns"))
             rest, length = np.diff(start) - wait[1:], program.steps["end"] - program.steps["start"]
-            long = wait >= _LONG_WAIT * (length.median() or 0)
+            long = wait >= _LONG_WAIT * np.median(length.to_numpy()) if length.len() else wait < 0
             usual = np.median(wait) if wait.size else 0
             ahead = wait[1:][rest > np.median(rest) + usual] if rest.size else wait[:0]
             limits = 2 * long.sum() > length.len() and 2 * ahead.sum() <= usual * ahead.size
