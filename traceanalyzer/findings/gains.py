@@ -92,7 +92,7 @@ def with_gains(
 ) -> Gains:
     """Return findings with their gains, rated by them.
 
-    A finding with a ``gain_frac`` gains that at most, or the same share of more than its cost.
+    A finding that has a ``gain_frac`` gains that at most.
     """
     by_id = {rule.id: rule for rule in rules}
     bounds = tuple(_bound(one, by_id[one.id]) for one in findings)
@@ -117,10 +117,7 @@ def with_gains(
         more += (factor - 1) * frac
         frac *= factor
         cost = one.cost_frac or 0.0
-        off_path, most = (
-            frac < NO_GAIN,
-            1.0 if limit is None else limit * max(1.0, frac / (cost or 1)),
-        )
+        off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
         frac = cost if cost < frac <= _AS_MUCH * cost else frac

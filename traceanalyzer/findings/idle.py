@@ -775,8 +775,7 @@ def _following_waits(cause: str, answers: Answers) -> pl.DataFrame:
     """
     is_wait = pl.col("cause").is_in([causes.SYNCHRONISATION, causes.SMALL_COPIES])
     waits = is_wait.cum_sum().over(*DEVICE, "stretch")
-    rows = answers.time.in_stretches.filter(waits > 0, pl.col("cause") == cause)
-    return rows.drop("stretch")
+    return answers.time.in_stretches.filter(waits > 0, pl.col("cause") == cause).drop("stretch")
 
 
 #: What the host does besides launching: it overlaps with device work if the host runs ahead.

@@ -307,9 +307,7 @@ class Coverage:
         """Return the coverage of all ranks."""
         names = {*vars(several[0])} - {"hints"}
         each = {name: [getattr(one, name) for one in several] for name in names}
-        known: dict[str, Any] = {
-            name: all(of) if name in _OF_ALL else any(of) for name, of in each.items()
-        }
+        known: Any = {name: all(of) if name in _OF_ALL else any(of) for name, of in each.items()}
         return replace(several[0], **known)
 
 

@@ -584,19 +584,17 @@ def replay(job: Job, weights: Sequence[Weights] | None = None) -> list[Times]:
     """
     if weights is None or not any(rows.size for rows in job.batches):
         return _replayed(job, weights or job.weights)
-    whole, ready = (
-        joined(weights),
-        np.concatenate([_delivered(job, *one) for one in enumerate(weights)]),
-    )
+    whole = joined(weights)
+    ready = np.concatenate([_delivered(job, *one) for one in enumerate(weights)])
     whole = replace(whole, loader=np.where(np.isfinite(ready), 0.0, whole.loader))
     for _ in range(_ROUNDS):
         times = _replayed(job, whole.of_each(job.first_call, job.first_row))
         early = np.fmax(ready - np.concatenate([one.calls for one in times]), 0.0)
         if early.max(initial=0.0) < _EXACT_NS:
             break
-        each = [np.maximum.accumulate(ns) for ns in _cut(early, job.first_call)]
-        added = np.concatenate([np.diff(ns, prepend=0.0) for ns in each])
-        whole = replace(whole, loader=whole.loader + added)
+        each = _cut(early, job.first_call)
+        late = [np.diff(np.maximum.accumulate(ns), prepend=0.0) for ns in each]
+        whole = replace(whole, loader=whole.loader + np.concatenate(late))
     return times
 
 

@@ -20,9 +20,7 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result
 
 _ENDS = ("start", "end")
-#: Columns of programs of a job, and their number.
-_PROGRAMS = {"rank": pl.Int32, "path": pl.String, "shift": pl.Int64}
-_NUMBER = pl.int_range(pl.len()).alias("program")
+_PROGRAMS = {"program": pl.Int64, "rank": pl.Int32, "path": pl.String, "shift": pl.Int64}
 #: Through more device work, a path takes longer to find than a timeline.
 MOST_DRAWN = 50_000
 
@@ -107,8 +105,8 @@ class Replay(Result):
         """
         rows = longest_path(self.job, self.times)
         each = zip(self.job.programs, self.job.shifts, strict=True)
-        of = [(one.rank, one.path, shift) for one, shift in each]
-        programs = pl.DataFrame(of, _PROGRAMS, orient="row").with_columns(_NUMBER)
+        of = [(number, one.rank, one.path, shift) for number, (one, shift) in enumerate(each)]
+        programs = pl.DataFrame(of, _PROGRAMS, orient="row")
         rows = rows.join(programs, on="program", maintain_order="left")
         begin, end = (pl.col(name).round().cast(pl.Int64) - pl.col("shift") for name in _ENDS)
         return rows.select("rank", "path", "device", "kind", "name", start=begin, end=end)
