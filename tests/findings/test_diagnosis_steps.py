@@ -68,6 +68,24 @@ def test_slow_steps_that_other_findings_explain_in_part_have_one_cost() -> None:
     assert one.total_ns == round(left * 20 * MS)
 
 
+@pytest.mark.parametrize(("after", "found"), [((1, 3), True), (range(5), False), ((), False)])
+def test_device_work_in_some_pauses_between_steps(after: Sequence[int], found: bool) -> None:
+    """Work in most of the pauses means that the marks do not cover a step."""
+    events: list[Event] = []
+    for number in range(6):
+        begin = number * 20 * MS
+        events += [step(number, begin, 10 * MS), device("gemm", begin, 10 * MS)]
+        if number in after:
+            events += [host("user_annotation", "evaluate", begin + 10 * MS, 9 * MS)]
+            events += [device("gemm", begin + 11 * MS, 8 * MS)]
+    rows = judged("work-between-steps", trace(events))
+    assert len(rows) == found
+    for row in rows:
+        assert row.cost_frac == pytest.approx(16 / 110)
+        assert row.total_ns == 16 * MS
+        assert "evaluate" in row.title
+
+
 def of_jax(*took: int, compiles: Callable[[int], bool]) -> Trace:
     """Steps of these lengths in ms; half of some is compilation."""
     begin, events = 0, list[Event]()

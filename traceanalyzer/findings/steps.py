@@ -643,6 +643,36 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     )
 
 
+@rule(
+    "steps",
+    "device work between some of the steps: evaluation, sampling, weight averages",
+    "device work in at most half of the pauses between steps, as a share of the time from the "
+    "first to the last step",
+    {"info": 0.02, "warning": 0.1},
+)
+def _work_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
+    rows = largest_first(result.ranks.drop_nulls("extra_frac"), "extra_frac", "on")
+    for worst in rows.filter(pl.col("extra_ns") > 0).head(1).iter_rows(named=True):
+        code = _host_between(result, worst).head(1)["name"].to_list()
+        what = "".join(f": {frame_text(name)}" for name in code)
+        pauses = format_count(worst["steps"] - 1, "pause")
+        rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
+        yield Measured(
+            size=min(worst["extra_frac"], _OF_DESIGN),
+            cost_frac=worst["extra_frac"],
+            title=f"{format_frac(worst['extra_frac'])} of the time is device work between steps"
+            f"{rank}{what}.",
+            evidence=(
+                f"{format_ns(worst['extra_ns'])} in {worst['extra_count']} of {pauses}.",
+                *_running_between(result, worst),
+            ),
+            advice=_LESS_OFTEN,
+            total_ns=int(rows["extra_ns"].sum()),
+            of="the time from the first to the last step",
+            confidence="medium",
+        )
+
+
 def _of_scheduler(result: Steps) -> dict[str, float]:
     """Return the share of the time between steps in which the devices wait for a scheduler."""
     decode = result.engine_steps.filter(phase=DECODE)
@@ -716,4 +746,5 @@ RULES: tuple[Rule, ...] = (
     _exposed_scheduler,
     _prefill_stalls,
     _time_between_steps,
+    _work_between_steps,
 )

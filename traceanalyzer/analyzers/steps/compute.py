@@ -46,6 +46,9 @@ _LONGEST = 60
 #: A time between files that is this many times as long as the longest step is not recorded.
 _PAUSE = 10
 
+#: Device work between steps is no remainder of a step from this share of the median step on.
+_EXTRA = 0.05
+
 #: Name of a file of torch.profiler's tensorboard_trace_handler: host and process, time of writing.
 _OF_HANDLER = re.compile(r"(?P<process>.*\.)\d{10,}\.pt\.trace\.json(?:\.gz)?")
 
@@ -434,7 +437,7 @@ def _is_absolute(recording: Sequence[Part]) -> bool:
 
 
 def _before(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return ``before_ns`` of each recording and start, the time since the previous step."""
+    """Return the idle time and the device work since the previous step, by recording and start."""
     columns = ["recording", "start", "end", "file", "step", "before_busy_ns"]
     steps = rows[columns].unique().sort("recording", "start")
     since = pl.col("start") - pl.col("end").shift(1)
@@ -448,6 +451,7 @@ def _before(rows: pl.DataFrame) -> pl.DataFrame:
         "recording",
         "start",
         before_ns=pl.when(recorded).then(since - pl.col("before_busy_ns")).over("recording"),
+        before_work_ns=pl.when(recorded).then("before_busy_ns").over("recording"),
     )
 
 
@@ -516,14 +520,19 @@ def by_recording(steps: pl.DataFrame) -> pl.DataFrame:
     Returns:
         rank, path, steps (their number), warm_up (number of excluded steps); mean_ns, median_ns,
         std_ns (of the sample, null for a single step), min_ns, max_ns of the durations; cv_frac,
-        std over mean; between_ns, the time between these steps, and between_frac, its share of the
-        time from the first start to the last end.
+        std over mean; between_ns, the idle time between these steps, and between_frac, its share of
+        the time from the first start to the last end; extra_ns, the device work between steps if
+        it is in at most half of the pauses (more often, the marks do not cover a step),
+        extra_count, their number, and extra_frac, its share of that time.
     """
     each = steps.unique([*RECORDING, "number"], keep="first", maintain_order=True)
     kept = each.filter(~_WARM_UP)
     length = pl.col("duration_ns")
     # the time before the first counted step is not between two steps
     inner = pl.col("before_ns").slice(1).sum()
+    work = pl.col("before_work_ns").slice(1)
+    extra = work.filter(work > _EXTRA * length.median())
+    is_rare = 2 * extra.len() <= work.len()
     table = kept.group_by(RECORDING, maintain_order=True).agg(
         steps=pl.len().cast(pl.Int64),
         mean_ns=length.mean(),
@@ -532,7 +541,9 @@ def by_recording(steps: pl.DataFrame) -> pl.DataFrame:
         min_ns=length.min(),
         max_ns=length.max(),
         between_ns=inner,
-        _all=length.sum() + inner,
+        extra_ns=pl.when(is_rare).then(extra.sum()).otherwise(0),
+        extra_count=pl.when(is_rare).then(extra.len()).otherwise(0).cast(pl.Int64),
+        _all=length.sum() + inner + work.sum(),
     )
     excluded = each.group_by(RECORDING).agg(warm_up=_WARM_UP.sum().cast(pl.Int64))
     return (
@@ -540,6 +551,7 @@ def by_recording(steps: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             cv_frac=pl.col("std_ns") / pl.col("mean_ns"),
             between_frac=pl.col("between_ns") / pl.col("_all"),
+            extra_frac=pl.col("extra_ns") / pl.col("_all"),
         )
         .drop("_all")
     )

@@ -275,8 +275,16 @@ def _between(result: Steps) -> str:
     """Describe the time between steps, and the part of it in Composer's data loader."""
     ranks = result.ranks.sort("between_frac", "rank", descending=[True, False], nulls_last=True)
     most = ranks.row(0, named=True)
+    extra = ranks.sort("extra_frac", descending=True, nulls_last=True).row(0, named=True)
+    work = ""
+    if (extra["extra_frac"] or 0) >= _WORTH_FRAC:
+        work = (
+            f"Device work between steps: {format_ns(extra['extra_ns'])} in "
+            f"{format_count(extra['extra_count'], 'pause')} "
+            f"({format_frac(extra['extra_frac'])} of the time)."
+        )
     if (most["between_frac"] or 0) < _WORTH_FRAC:
-        return ""
+        return work
     rows = result.counted.filter(
         pl.col("rank").eq_missing(pl.lit(most["rank"], pl.Int32)), pl.col("path") == most["path"]
     )
@@ -285,7 +293,7 @@ def _between(result: Steps) -> str:
     loader = f", {format_ns(loading)} of it in the data loader" if loading else ""
     return (
         f"Time between steps{where}: {format_ns(most['between_ns'])} "
-        f"({format_frac(most['between_frac'])} of the time){loader}."
+        f"({format_frac(most['between_frac'])} of the time){loader}.{' ' * bool(work)}{work}"
     )
 
 
