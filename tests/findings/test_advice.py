@@ -134,6 +134,11 @@ def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
             "DataLoader",
         ),
         (
+            python("train.py(5): f", "deepspeed/ops/adam/cpu_adam.py(150): step"),
+            "offloaded",
+            "DataLoader",
+        ),
+        (
             python(
                 "train.py(5): f",
                 "torch/amp/grad_scaler.py(380): step",

@@ -650,7 +650,7 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     "first to the last step",
     {"info": 0.02, "warning": 0.1},
 )
-def _work_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
+def _work_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rows = largest_first(result.ranks.drop_nulls("extra_frac"), "extra_frac", "on")
     for worst in rows.filter(pl.col("extra_ns") > 0).head(1).iter_rows(named=True):
         code = _host_between(result, worst).head(1)["name"].to_list()
@@ -666,7 +666,8 @@ def _work_between_steps(result: Steps, _: Answers) -> Iterator[Measured]:
                 f"{format_ns(worst['extra_ns'])} in {worst['extra_count']} of {pauses}.",
                 *_running_between(result, worst),
             ),
-            advice=_LESS_OFTEN,
+            advice="".join(advice_on_slice(one, pytorch=answers.program.pytorch) for one in code)
+            or _LESS_OFTEN,
             total_ns=int(rows["extra_ns"].sum()),
             of="the time from the first to the last step",
             confidence="medium",

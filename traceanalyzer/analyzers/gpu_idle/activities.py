@@ -150,6 +150,12 @@ class Activity:
         return bool(re.search(f"{_OF_PME}|{_OF_LAYERS}", self.place))
 
     @property
+    def updates_on_cpu(self) -> bool:
+        """Whether it is an optimizer whose state is offloaded to the host on purpose."""
+        names = f"{self.place} {self.called} {self.range}"
+        return bool(_ON_CPU.search(names) or (self.part == OPTIMIZER and _OFFLOADED.search(names)))
+
+    @property
     def steps_on_cpu(self) -> bool:
         """Whether it is an optimizer step that launches nothing: its parameters are on the CPU."""
         return self.part == OPTIMIZER and (self.is_operator or not self.phase)
@@ -447,9 +453,8 @@ _ON_GPU = (
     "DeepSpeedCPUAdam)."
 )
 #: Optimizers of offloaded states, which run on the CPU on purpose.
-_OFFLOADED = re.compile(
-    r"(?i)cpu_?(?:adam|adagrad|lion)|(?:^|[ .])(?:adam|adagrad|lion)_update|offload"
-)
+_ON_CPU = re.compile(r"(?i)cpu_?(?:adam|adagrad|lion)|(?:^|[ .])(?:adam|adagrad|lion)_update")
+_OFFLOADED = re.compile(r"(?i)offload")
 _LESS_OFFLOAD = (
     "The optimizer runs on the CPU because its state is offloaded: keep the state on the GPU if it "
     "fits (more GPUs, 8-bit states), offload a part of it (DeepSpeed: ratio of offload_optimizer), "
@@ -565,7 +570,7 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     if one.part == PARALLEL:
         buffers = _BROADCASTS.search(one.after) or "flatten_dense_tensors" in one.place
         return NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
-    if one.part == OPTIMIZER and _OFFLOADED.search(f"{one.place} {one.called} {one.range}"):
+    if one.updates_on_cpu:
         return _LESS_OFFLOAD
     if one.part == OPTIMIZER and _SCALER in one.called:
         return _NO_SCALER
