@@ -89,6 +89,18 @@ def test_collectives_of_objects_are_replaced_by_one_tensor(name: str) -> None:
     assert ("one tensor" in one.advice) == ("object" in name)
 
 
+@pytest.mark.parametrize(("copied", "part"), [(True, ".item()"), (False, "torch.cuda.synchronize")])
+def test_waits_after_a_copy_to_the_host_read_numbers(copied: bool, part: str) -> None:
+    """In a recording of nsys, no operator says so."""
+
+    def between(at: int) -> Rows:
+        copy = device("Memcpy DtoH (Device -> Pinned)", at * US, 2 * US) | {"kind": "gpu_memcpy"}
+        wait = host("cuda_runtime", "cudaStreamSynchronize", (at - 2) * US, 480 * US)
+        return [wait, *[copy] * copied]
+
+    assert part in first(loop(between), "synchronisation").advice
+
+
 # --- host code -------------------------------------------------------------------------------
 
 

@@ -698,8 +698,16 @@ def advice_on_synchronisation(one: Activity, call: str, operator: str, *, pytorc
         )
     if _EVENT.search(call):
         return f"Wait for the event{one.where} later, when its result is needed ({call})."
-    if operator:
-        return ""
+    return "" if operator else _on_call(one, call)
+
+
+def _on_call(one: Activity, call: str) -> str:
+    """Return advice on a call that waits for the device, and that no operator makes."""
+    if "DtoH" in one.after:
+        return (
+            f"{call} waits for results that are copied to the host{one.where} (.item(), .cpu(), "
+            "print): keep them as tensors, and read them only in the steps that print them."
+        )
     timer = "a timer that calls it"
     if "deepspeed" in f"{one.place} {one.called}":
         timer = "wall_clock_breakdown of DeepSpeed"
