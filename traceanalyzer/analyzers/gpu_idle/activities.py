@@ -152,8 +152,8 @@ class Activity:
     @property
     def updates_on_cpu(self) -> bool:
         """Whether it is an optimizer whose state is offloaded to the host on purpose."""
-        names = f"{self.place} {self.called} {self.range}"
-        return bool(_ON_CPU.search(names) or (self.part == OPTIMIZER and _OFFLOADED.search(names)))
+        pattern = _OFFLOADED if self.part == OPTIMIZER else _ON_CPU
+        return bool(re.search(pattern, f"{self.place} {self.called} {self.range}"))
 
     @property
     def steps_on_cpu(self) -> bool:
@@ -453,8 +453,8 @@ _ON_GPU = (
     "DeepSpeedCPUAdam)."
 )
 #: Optimizers of offloaded states, which run on the CPU on purpose.
-_ON_CPU = re.compile(r"(?i)cpu_?(?:adam|adagrad|lion)|(?:^|[ .])(?:adam|adagrad|lion)_update")
-_OFFLOADED = re.compile(r"(?i)offload")
+_ON_CPU = r"(?i)cpu_?(?:adam|adagrad|lion)|(?:^|[ .])(?:adam|adagrad|lion)_update"
+_OFFLOADED = f"{_ON_CPU}|offload"
 _LESS_OFFLOAD = (
     "The optimizer runs on the CPU because its state is offloaded: keep the state on the GPU if it "
     "fits (more GPUs, 8-bit states), offload a part of it (DeepSpeed: ratio of offload_optimizer), "
@@ -708,9 +708,8 @@ def _on_call(one: Activity, call: str) -> str:
             f"{call} waits for results that are copied to the host{one.where} (.item(), .cpu(), "
             "print): keep them as tensors, and read them only in the steps that print them."
         )
-    timer = "a timer that calls it"
-    if "deepspeed" in f"{one.place} {one.called}":
-        timer = "wall_clock_breakdown of DeepSpeed"
+    in_deepspeed = "deepspeed" in f"{one.place} {one.called}"
+    timer = "wall_clock_breakdown of DeepSpeed" if in_deepspeed else "a timer that calls it"
     return f"Remove {call} from the loop{one.where}: torch.cuda.synchronize, or {timer}."
 
 
