@@ -1,5 +1,6 @@
 """Rules for idle time, one for each cause."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -370,7 +371,8 @@ def _pinning(result: GpuIdle, answers: Answers) -> str:
 def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return advice to let the host run ahead, if it waits for the device before this cause."""
     one = result.activity(cause)
-    names_it = cause == causes.HOST_CODE and ("grad_scaler" in one.called or one.updates_on_cpu)
+    reads = f"grad_scaler|(?:{activities.OFFLOADED})"
+    names_it = cause == causes.HOST_CODE and re.search(reads, f"{one.place} {one.called}")
     call, _ = _waits_before(cause, answers) if cause in _OF_HOST and not names_it else ("", 0.0)
     return f" Or remove the wait before it ({call}), so that the host runs ahead." if call else ""
 

@@ -150,12 +150,6 @@ class Activity:
         return bool(re.search(f"{_OF_PME}|{_OF_LAYERS}", self.place))
 
     @property
-    def updates_on_cpu(self) -> bool:
-        """Whether it is an optimizer whose state is offloaded to the host on purpose."""
-        pattern = _OFFLOADED if self.part == OPTIMIZER else _ON_CPU
-        return bool(re.search(pattern, f"{self.place} {self.called} {self.range}"))
-
-    @property
     def steps_on_cpu(self) -> bool:
         """Whether it is an optimizer step that launches nothing: its parameters are on the CPU."""
         return self.part == OPTIMIZER and (self.is_operator or not self.phase)
@@ -453,8 +447,7 @@ _ON_GPU = (
     "DeepSpeedCPUAdam)."
 )
 #: Optimizers of offloaded states, which run on the CPU on purpose.
-_ON_CPU = r"(?i)cpu_?(?:adam|adagrad|lion)|(?:^|[ .])(?:adam|adagrad|lion)_update"
-_OFFLOADED = f"{_ON_CPU}|offload"
+OFFLOADED = r"(?:cpu_?|CPU)(?:[Aa]dam|[Aa]dagrad|[Ll]ion)|(?:^|[ .])(?:adam|adagrad|lion)_update"
 _LESS_OFFLOAD = (
     "The optimizer runs on the CPU because its state is offloaded: keep the state on the GPU if it "
     "fits (more GPUs, 8-bit states), offload a part of it (DeepSpeed: ratio of offload_optimizer), "
@@ -570,7 +563,7 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     if one.part == PARALLEL:
         buffers = _BROADCASTS.search(one.after) or "flatten_dense_tensors" in one.place
         return NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
-    if one.updates_on_cpu:
+    if one.part == OPTIMIZER and "offload" in f"{one.place} {one.called} {one.range}".lower():
         return _LESS_OFFLOAD
     if one.part == OPTIMIZER and _SCALER in one.called:
         return _NO_SCALER
@@ -806,6 +799,7 @@ _OF_NAME = {
     "PyFunc": _NO_PY_FUNCTION,
     causes.TRACES: _RETRACING,
     _FALLBACK: _NO_FALLBACK,
+    OFFLOADED: _LESS_OFFLOAD,
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,
     re.escape(ON_CPU): OF_PROVIDER,
