@@ -13,7 +13,7 @@ import pytest
 from wording import raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.nsys_sqlite import reader
+from traceanalyzer.parsers.sqlite import rows
 from traceanalyzer.render import render
 from traceanalyzer.run.ranks import by_rank
 from traceanalyzer.run.read import ranks_apart, read_ranks
@@ -194,8 +194,8 @@ def test_a_process_without_rank_and_device_is_no_rank(tmp_path):
 
 def test_a_rank_is_built_when_it_is_requested(monkeypatch):
     built = []
-    assemble = reader.assemble
-    monkeypatch.setattr(reader, "assemble", lambda parts: built.append(1) or assemble(parts))
+    assemble = rows.assemble
+    monkeypatch.setattr(rows, "assemble", lambda parts: built.append(1) or assemble(parts))
     for number, build in enumerate(read_ranks(TRAINING)):
         assert len(built) == number
         assert build().meta.rank == number
@@ -271,11 +271,11 @@ def test_only_the_selected_rank_of_a_large_export_is_read(rank, monkeypatch):
         return [render(result, "json") for result in results]
 
     read: list[set[int]] = []
-    split = reader.split_by_rank
+    split = rows.split_by_rank
     whole = answers()
     monkeypatch.setattr("traceanalyzer.run.read._LARGE_BYTES", 0)
     monkeypatch.setattr(
-        reader, "split_by_rank", lambda rows: read.append(set(rows["rank"])) or split(rows)
+        rows, "split_by_rank", lambda table: read.append(set(table["rank"])) or split(table)
     )
     assert answers() == whole
     assert set.union(*read) == ({rank} if rank < 2 else {0, 1})
