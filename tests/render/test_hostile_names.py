@@ -29,7 +29,7 @@ from processes import in_terminal
 from test_markdown import assert_inert
 
 import traceanalyzer as ta
-from traceanalyzer.cli import answering, diff, flamegraph, job
+from traceanalyzer.cli import analyses, answering, job
 from traceanalyzer.cli.commands import all_commands
 from traceanalyzer.cli.main import status
 from traceanalyzer.exporters import SUFFIXES
@@ -39,7 +39,7 @@ ALL = all_commands()
 #: The others write files for other programs, serve them, or compare several runs.
 FOR_OTHERS = {"baseline", "convert", "demo", "mcp", "merge", "scaling", "summarize", "view"}
 #: Modules with commands that analyze, see ``_analyzed``.
-ANALYZING = (answering, diff, flamegraph, job)
+ANALYZING = (analyses, answering, job)
 _analyze = answering.analyze
 ANSWERING = sorted(set(ALL) - FOR_OTHERS - {"gate"})  # gate: tests/tools/test_budgets.py
 
