@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -715,3 +716,9 @@ def test_host_code_that_only_one_rank_runs_is_a_separate_finding(*, named: bool)
     else:
         assert sum(costs.values()) == pytest.approx(6 * MS, rel=0.02)
         assert len(costs) == 1
+
+
+def test_waits_for_one_straggler_are_no_unequal_work(shared: Path) -> None:
+    found = ta.diagnose(shared / "data/causes/chrome/ddp_gloo_two_ranks").findings
+    assert "slow_augment" in found[0].title
+    assert "unequal-work" not in {one.id for one in found}

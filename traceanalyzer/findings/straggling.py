@@ -588,7 +588,9 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
     most = int(top["root_rank"][0])
     more = _with_more_work(answers, most) if is_steady(time, most) else ()
-    if stragglers and not more:
+    of_late = [rank for one in late for rank in one.ranks or (one.rank,)]
+    theirs = int(waits.filter(pl.col("root_rank").is_in(of_late))["lost_ns"].sum())
+    if not more and (stragglers or 2 * theirs > total):
         return
     which = (
         f"rank {most} with the most work. Ranks {format_ranges(more)} have more than the mean over "
