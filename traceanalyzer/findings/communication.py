@@ -184,9 +184,7 @@ def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
 _MANY_STEPS, _NEARLY_ALL = 3, 0.8
 
 
-_ALL_RANKS = (
-    "First add the files of all ranks: they show whether a rank is late or the link is slow. "
-)
+_ALL_RANKS = "First add the files of all ranks: they show if one is late or the link is slow. "
 
 
 @rule(

@@ -531,8 +531,8 @@ def by_recording(steps: pl.DataFrame) -> pl.DataFrame:
     # the time before the first counted step is not between two steps
     inner = pl.col("before_ns").slice(1).sum()
     work = pl.col("before_work_ns").slice(1)
-    extra = work.filter(work > _EXTRA * length.median())
-    is_rare = 2 * extra.len() <= work.len()
+    is_large = work > _EXTRA * length.median()
+    is_extra = is_large & (2 * is_large.sum() <= work.len())
     table = kept.group_by(RECORDING, maintain_order=True).agg(
         steps=pl.len().cast(pl.Int64),
         mean_ns=length.mean(),
@@ -541,8 +541,8 @@ def by_recording(steps: pl.DataFrame) -> pl.DataFrame:
         min_ns=length.min(),
         max_ns=length.max(),
         between_ns=inner,
-        extra_ns=pl.when(is_rare).then(extra.sum()).otherwise(0),
-        extra_count=pl.when(is_rare).then(extra.len()).otherwise(0).cast(pl.Int64),
+        extra_ns=work.filter(is_extra).sum(),
+        extra_count=is_extra.sum().cast(pl.Int64),
         _all=length.sum() + inner + work.sum(),
     )
     excluded = each.group_by(RECORDING).agg(warm_up=_WARM_UP.sum().cast(pl.Int64))

@@ -159,7 +159,7 @@ def _verdict(result: Steps) -> str:
     """Describe the median step and its parts, the slowest step, and differences of ranks."""
     usual = (_usual(result), _phases(result), _exposed(result), _breakdown(result))
     return display.sentences(
-        *usual, _warm_up(result), _slowest(result), _between(result), _apart(result)
+        *usual, _warm_up(result), _slowest(result), _between(result), _extra(result), _apart(result)
     )
 
 
@@ -275,16 +275,8 @@ def _between(result: Steps) -> str:
     """Describe the time between steps, and the part of it in Composer's data loader."""
     ranks = result.ranks.sort("between_frac", "rank", descending=[True, False], nulls_last=True)
     most = ranks.row(0, named=True)
-    extra = ranks.sort("extra_frac", descending=True, nulls_last=True).row(0, named=True)
-    work = ""
-    if (extra["extra_frac"] or 0) >= _WORTH_FRAC:
-        work = (
-            f"Device work between steps: {format_ns(extra['extra_ns'])} in "
-            f"{format_count(extra['extra_count'], 'pause')} "
-            f"({format_frac(extra['extra_frac'])} of the time)."
-        )
     if (most["between_frac"] or 0) < _WORTH_FRAC:
-        return work
+        return ""
     rows = result.counted.filter(
         pl.col("rank").eq_missing(pl.lit(most["rank"], pl.Int32)), pl.col("path") == most["path"]
     )
@@ -293,7 +285,20 @@ def _between(result: Steps) -> str:
     loader = f", {format_ns(loading)} of it in the data loader" if loading else ""
     return (
         f"Time between steps{where}: {format_ns(most['between_ns'])} "
-        f"({format_frac(most['between_frac'])} of the time){loader}.{' ' * bool(work)}{work}"
+        f"({format_frac(most['between_frac'])} of the time){loader}."
+    )
+
+
+def _extra(result: Steps) -> str:
+    """Describe device work between steps that counts for no step."""
+    most = result.ranks.sort("extra_frac", descending=True, nulls_last=True).row(0, named=True)
+    if (most["extra_frac"] or 0) < _WORTH_FRAC:
+        return ""
+    where = f" on {most['on']}" if result.ranks.height > 1 else ""
+    return (
+        f"Device work between steps{where}: {format_ns(most['extra_ns'])} in "
+        f"{format_count(most['extra_count'], 'pause')} "
+        f"({format_frac(most['extra_frac'])} of the time)."
     )
 
 
