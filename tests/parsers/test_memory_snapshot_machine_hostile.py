@@ -26,7 +26,6 @@ from pickles import (
     snapshot,
     text,
 )
-from wording import raises_wording
 
 from traceanalyzer.parsers.memory_snapshot import machine, unpickler
 from traceanalyzer.parsers.memory_snapshot.unpickler import Problem, Refused
@@ -291,26 +290,6 @@ def test_unhashable_or_colliding_keys_are_rejected(key):
     message = "a key that is neither text nor a small number"
     for data in (hand(b"}", key, b"Ns"), hand(b"}(NN", key, b"Nu")):
         assert outcome(data, slow=True)[0] == message
-
-
-class LibraryOpcodes(unpickler.PlainUnpickler):
-    """An unpickler that executes all opcodes."""
-
-    dispatch = pickle._Unpickler.dispatch
-
-    def load(self):
-        return pickle._Unpickler.load(self)
-
-
-def test_unpickler_resolves_no_names():
-    """In case an opcode that looks up a name is executed."""
-    for data in (
-        b"\x80\x02cos\nsystem\n.",
-        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
-        b"\x80\x04NQ.",
-    ):
-        with raises_wording(pickle.UnpicklingError):
-            LibraryOpcodes([data]).load()
 
 
 def test_problems_have_the_numbers_of_the_compiled_machine():

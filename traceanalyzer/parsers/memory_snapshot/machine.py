@@ -76,38 +76,36 @@ class Machine:
     def close(self) -> Document:
         """End the file and return its content. The machine cannot be used afterwards."""
         self._check(self._machine.finish())
-        strings, bigs, floats, sequences, lists, dicts, tables, *rest = self._machine.take()
-        root, complete, consumed, protocol, trailing = rest
-        return Document(
-            strings=strings,
-            bigs=[int.from_bytes(big, "little", signed=True) for big in bigs],
-            floats=[struct.unpack("<d", raw)[0] for raw in floats],
-            sequences=sequences,
-            lists=lists,
-            dicts=dicts,
-            tables=[
-                (
-                    rows,
-                    {
-                        name: column
-                        for name, column in zip(fields, columns, strict=True)
-                        if column is not None
-                    },
-                )
-                for fields, (rows, columns) in zip(self._fields, tables, strict=True)
-            ],
-            root=root,
-            complete=bool(complete),
-            consumed=consumed,
-            protocol=protocol or None,
-            trailing=trailing,
-        )
+        return _document(self._machine.take(), self._fields)
 
     @staticmethod
     def _check(problem: tuple[int, int, int] | None) -> None:
         if problem is not None:
             code, number, offset = problem
             raise Refused(_PROBLEMS[code - 1], number, offset)
+
+
+def _document(taken: tuple[Any, ...], fields: Iterable[tuple[str, ...]]) -> Document:
+    """Return what the compiled machine, or the encoder of objects, has taken out of a pickle."""
+    strings, bigs, floats, sequences, lists, dicts, tables, root, complete, *rest = taken
+    consumed, protocol, trailing = rest
+    return Document(
+        strings=strings,
+        bigs=[int.from_bytes(big, "little", signed=True) for big in bigs],
+        floats=[struct.unpack("<d", raw)[0] for raw in floats],
+        sequences=sequences,
+        lists=lists,
+        dicts=dicts,
+        tables=[
+            (rows, {name: column for name, column in zip(names, columns, strict=True) if column})
+            for names, (rows, columns) in zip(fields, tables, strict=True)
+        ],
+        root=root,
+        complete=bool(complete),
+        consumed=consumed,
+        protocol=protocol or None,
+        trailing=trailing,
+    )
 
 
 #: Bits of a word: the tag and, for a row, the number of its table.
@@ -123,9 +121,11 @@ def _read_without_machine(
     root = unpickler.load()
     unpickler.memo.clear()
     try:
-        return encoder.document(unpickler, encoder.word(root))
+        taken = encoder.take(encoder.word(root))
     except RecursionError:
         raise Refused(Problem.DEEP) from None
+    state = (unpickler.complete, unpickler.consumed, unpickler.proto, unpickler.trailing)
+    return _document((*taken, *state), [fields for _, fields in tables])
 
 
 class _Encoder:
@@ -133,7 +133,7 @@ class _Encoder:
 
     def __init__(self, keys: tuple[str, ...], tables: Tables) -> None:
         self.triggers = [trigger.encode() for trigger, _ in tables]
-        self._fields = [{field.encode(): field for field in fields} for _, fields in tables]
+        self._fields = [[field.encode() for field in fields] for _, fields in tables]
         self._rows = [array("Q") for _ in tables]
         self._columns = [set[bytes]() for _ in tables]
         # by bytes: hashes of numbers are predictable, and a file could cause collisions
@@ -159,22 +159,14 @@ class _Encoder:
             raise Refused(Problem.USED_TWICE)
         return word or (self._container(value) if value else doc.EMPTY)
 
-    def document(self, source: PlainUnpickler, root: int) -> Document:
-        """Return the document of all words so far."""
-        tables = zip(self._fields, self._rows, self._columns, strict=True)
-        return Document(
-            strings=list(self._pools[doc.STR]),
-            bigs=[int.from_bytes(raw, "little", signed=True) for raw in self._pools[doc.BIG]],
-            floats=[struct.unpack("<d", raw)[0] for raw in self._pools[doc.FLOAT]],
-            sequences=_runs(self._pools[doc.STACK], 8),
-            lists=_runs(self._pools[doc.LIST], 8),
-            dicts=_runs(self._pools[doc.DICT], 16),
-            tables=[_table(*table) for table in tables],
-            root=root,
-            complete=source.complete,
-            consumed=source.consumed,
-            protocol=source.proto or None,
-            trailing=source.trailing,
+    def take(self, root: int) -> tuple[Any, ...]:
+        """Return all words so far, in the order of the compiled machine."""
+        pools, tables = self._pools, zip(self._fields, self._rows, self._columns, strict=True)
+        return (
+            *map(list, (pools[doc.STR], pools[doc.BIG], pools[doc.FLOAT])),
+            *(_runs(pools[doc.STACK], 8), _runs(pools[doc.LIST], 8), _runs(pools[doc.DICT], 16)),
+            [_table(*table) for table in tables],
+            root,
         )
 
     def _pooled(self, tag: int, raw: bytes) -> int:
@@ -217,15 +209,14 @@ class _Encoder:
 
 
 def _table(
-    fields: dict[bytes, str], rows: array[int], present: set[bytes]
-) -> tuple[int, dict[str, bytes]]:
+    fields: list[bytes], rows: array[int], present: set[bytes]
+) -> tuple[int, list[bytes | None]]:
     """Return the number of rows, and the columns that any row has."""
-    columns = {
-        name: rows[at :: len(fields)].tobytes()
-        for at, (key, name) in enumerate(fields.items())
-        if key in present
-    }
-    return len(rows) // len(fields), columns
+    count = len(fields)
+    columns = [
+        rows[at::count].tobytes() if key in present else None for at, key in enumerate(fields)
+    ]
+    return len(rows) // count, columns
 
 
 def _runs(pool: dict[bytes, int], size: int) -> tuple[bytes, bytes]:
