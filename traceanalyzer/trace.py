@@ -548,8 +548,7 @@ def issue_rows(
     rows = [(*issue, rank) for issue in issues]
     if not rows:
         return schema.empty("issues")
-    types = {c.name: c.dtype for c in schema.ISSUES}
-    return pl.DataFrame(rows, schema=types, orient="row")
+    return pl.DataFrame(rows, schema={c.name: c.dtype for c in schema.ISSUES}, orient="row")
 
 
 _FIELDS = {f.name for f in fields(Trace) if f.init} - {"sources"}

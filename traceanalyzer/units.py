@@ -25,8 +25,7 @@ def format_ns(ns: float | None) -> str:
     """Format nanoseconds: ``812 ns``, ``7.64 ms``, ``1.2 s``."""
     if ns is None:
         return ""
-    size = abs(ns)
-    if size < NS_PER_US:
+    if abs(ns) < NS_PER_US:
         return f"{ns:.0f} ns"
     for unit, factor in (("us", NS_PER_US), ("ms", NS_PER_MS), ("s", NS_PER_S)):
         value = ns / factor

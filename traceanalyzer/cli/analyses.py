@@ -227,8 +227,7 @@ def memory(
     options: dict[str, Any] = {name: values[name] for name in _USED[variant]}
     if other is not None:
         options["other"] = other
-    analysis = getattr(ta, f"memory{variant.replace('--', '_')}")
-    answer(analysis, paths, **options, **common)
+    answer(getattr(ta, f"memory{variant.replace('--', '_')}"), paths, **options, **common)
 
 
 #: Formats written to a file by default.

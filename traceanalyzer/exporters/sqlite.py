@@ -290,8 +290,7 @@ def _arguments(events: pl.DataFrame) -> Iterator[pl.DataFrame]:
     present = [name for name in schema.ON_REQUEST if name in events.columns]
     if not present:
         return
-    texts = events.select(present).with_row_index("event")
-    for rows in texts.iter_slices(_TEXT_ROWS):
+    for rows in events.select(present).with_row_index("event").iter_slices(_TEXT_ROWS):
         filled = rows.filter(pl.any_horizontal(pl.col(present).is_not_null()))
         if filled.height:
             yield filled

@@ -56,14 +56,7 @@ from traceanalyzer.findings.result import (
     WAIT,
     Diagnosis,
 )
-from traceanalyzer.findings.rule import (
-    IDLE_RULES,
-    RULE_OF,
-    WITH_WARM_UP,
-    Answers,
-    Measured,
-    Rule,
-)
+from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, WITH_WARM_UP, Answers, Measured, Rule
 from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
 from traceanalyzer.units import format_count, format_ns, one_of
 

@@ -43,12 +43,7 @@ from traceanalyzer.findings.rule import (
     rule,
     without_others,
 )
-from traceanalyzer.units import (
-    format_count,
-    format_frac,
-    format_ns,
-    format_ratio,
-)
+from traceanalyzer.units import format_count, format_frac, format_ns, format_ratio
 
 #: Maximum number of functions, kernels or steps that are named.
 _NAMED = 3

@@ -65,8 +65,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     others = {name: pl.lit(None, types[name]) for name in ("host", "pid", "label")}
     full = frame.with_columns(launches=pl.lit(1, pl.Int64), **others)
     order = [name for name in types if name not in ("launch", "rank")]
-    rank = rank_from_name(source.path)
-    return trace_of(source, NCU_REP, [full.select(order)], [], rank)
+    return trace_of(source, NCU_REP, [full.select(order)], [], rank_from_name(source.path))
 
 
 def _first_line(error: Exception) -> str:
@@ -79,8 +78,7 @@ def _rows(report: Any, selection: Selection) -> Iterator[_Row]:
     for at in range(report.num_ranges()):
         of_range = report.range_by_idx(at)
         for index in range(of_range.num_actions()):
-            action = of_range.action_by_idx(index)
-            yield from _of_launch(number, action, selection.metrics)
+            yield from _of_launch(number, of_range.action_by_idx(index), selection.metrics)
             number += 1
 
 

@@ -365,8 +365,7 @@ def _reason(error: Exception) -> str:
 
 
 def _last(pattern: re.Pattern[str], path: str) -> int | None:
-    parts = PurePath(path).parts[-2:]
-    for part in reversed(parts):
+    for part in reversed(PurePath(path).parts[-2:]):
         matches = pattern.findall(part)
         if matches:
             return int(matches[-1])

@@ -263,9 +263,7 @@ def _scaled(value: float, scale: int | None) -> float:
 
 def _nanosecond(value: float, scale: int | None) -> int | None:
     """Return a time in whole ns; None if the unit is not a time."""
-    if scale is None or not abs(value * scale) < _MAX_NS:
-        return None
-    return round(value * scale)
+    return None if scale is None or not abs(value * scale) < _MAX_NS else round(value * scale)
 
 
 def _note(issues: dict[str, int], code: str, count: int = 1) -> None:

@@ -199,8 +199,7 @@ def lanes_table(lanes: Lanes, rank: int | None) -> pl.DataFrame:
         (rank, *thread, name, None, None, thread in lanes.textual)
         for thread, name in lanes.threads.items()
     ]
-    types = {c.name: c.dtype for c in schema.LANES}
-    return pl.DataFrame(rows, schema=types, orient="row")
+    return pl.DataFrame(rows, schema={c.name: c.dtype for c in schema.LANES}, orient="row")
 
 
 def _child_of(parent: int | None) -> str | None:

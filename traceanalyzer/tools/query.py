@@ -145,8 +145,7 @@ def query(inputs: Inputs, sql: str, **reading: Unpack[Reading]) -> QueryResult:
     opened.require(any_part=bool(traces))
     if not traces:
         raise MissingData("no input has any rows")
-    frame = parsed.rows(concat(traces))
-    return with_notes(QueryResult(sql, frame), notes_on(opened.state))
+    return with_notes(QueryResult(sql, parsed.rows(concat(traces))), notes_on(opened.state))
 
 
 @dataclass(frozen=True)

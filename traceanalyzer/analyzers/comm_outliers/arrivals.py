@@ -395,8 +395,7 @@ def _devices(parts: Sequence[Part]) -> pl.DataFrame:
         *map(sum_if_known, ("busy_ns", "overlap_ns", "compute_ns")),
     )
     return summed.with_columns(
-        idle_ns=pl.col("span_ns") - pl.col("busy_ns"),
-        overlap_frac=ratio("overlap_ns", "comm_ns"),
+        idle_ns=pl.col("span_ns") - pl.col("busy_ns"), overlap_frac=ratio("overlap_ns", "comm_ns")
     ).drop("overlap_ns", "comm_ns")
 
 

@@ -332,8 +332,7 @@ def _by_annotations(trace: Trace, steps: pl.DataFrame) -> _Work | None:
     numbered = ranges.sort("ts").with_columns(nth=nth.over("name", "device", "stream"))
     for name in (step_marks.STEP, step_marks.STEP.str.extract(r" (\d+)$")):
         names = steps.select(name=name, number=pl.int_range(pl.len()))
-        keyed = names.with_columns(nth=nth.over("name"))
-        joined = numbered.join(keyed, on=["name", "nth"])
+        joined = numbered.join(names.with_columns(nth=nth.over("name")), on=["name", "nth"])
         if joined["number"].n_unique() == steps.height:
             break
     else:

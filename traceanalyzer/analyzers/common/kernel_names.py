@@ -122,9 +122,7 @@ def _brief(name: str) -> tuple[str, list[str]]:
     called, arguments = _parts(name)
     plain = called.rpartition("::")[2]
     parts = _arguments(arguments) if arguments else []
-    if plain in _LAUNCHERS and len(parts) == 1:
-        return parts[0], []
-    return plain or name, parts
+    return (parts[0], []) if plain in _LAUNCHERS and len(parts) == 1 else (plain or name, parts)
 
 
 @lru_cache(maxsize=1 << 16)

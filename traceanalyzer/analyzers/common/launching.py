@@ -44,8 +44,7 @@ def is_graph_capture(trace: Trace) -> bool:
     Inference engines record the capture separately: most of its launch calls start no device work,
     and no graph is launched.
     """
-    is_call = of_kinds(LAUNCH_KINDS)
-    calls = trace.events[["kind", "name"]].filter(is_call)
+    calls = trace.events[["kind", "name"]].filter(of_kinds(LAUNCH_KINDS))
     names = distinct(calls)
     captures = any("StreamBeginCapture" in name for name in names)
     if not captures or any("GraphLaunch" in name for name in names):
@@ -267,8 +266,7 @@ def with_external_ids(
     if rest.is_empty():
         return caller
     known = np.flatnonzero(caller != nesting.ROOT)
-    of_caller = slices["external_id"][caller[known]]
-    agree = (work["external_id"][known] == of_caller).mean()
+    agree = (work["external_id"][known] == slices["external_id"][caller[known]]).mean()
     if isinstance(agree, float) and agree < 1 / 2:
         return caller
     used = pl.col("external_id").is_in(rest["external_id"].unique().implode())

@@ -105,8 +105,7 @@ class _Mark(NamedTuple):
 
 def _step_marks(trace: Trace, step_name: str | None) -> pl.DataFrame:
     is_mark = of_kinds(MARK_KINDS) & (pl.col("dur") > 0)
-    selected = _may_mark(trace.names, step_name) & is_mark & _complete(trace)
-    marks = _marks(trace, selected)
+    marks = _marks(trace, _may_mark(trace.names, step_name) & is_mark & _complete(trace))
     if not marks and step_name is None:
         return _as_rows(_around_steps(trace), trace)
     steps = _without_tail(_in_order(_chosen(marks, step_name)), trace)

@@ -191,13 +191,11 @@ def _long(run: runs.Run, labels: dict[str, str], basis: Basis) -> pl.DataFrame:
 
 def kernels(pair: Pair) -> pl.DataFrame | None:
     """Compare kernels, copies and memsets by name."""
-    keys = ["name", "family"]
-    rows = _summed(pair, [run.work for run in pair.both], keys, "total_ns")
+    rows = _summed(pair, [run.work for run in pair.both], ["name", "family"], "total_ns")
     if rows is None:
         return None
     short = kernel_names.short_names(rows["name"].drop_nulls().unique().to_list())
-    named = mapped(rows["name"], short.__getitem__).alias("kernel")
-    return rows.insert_column(0, named)
+    return rows.insert_column(0, mapped(rows["name"], short.__getitem__).alias("kernel"))
 
 
 def families(pair: Pair) -> pl.DataFrame | None:
@@ -335,8 +333,7 @@ def _role(rows: pl.DataFrame) -> pl.Series:
 
 def _first_shapes(text: str) -> str:
     """Return the first shapes of inputs, without scalars."""
-    shapes = [shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES]]
-    return ", ".join(shapes)
+    return ", ".join([shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES]])
 
 
 #: A shape in the inputs of an operator, and how many of them are named.

@@ -284,8 +284,7 @@ def _with_behaviour(part: steps.Part, idle: gpu_idle.Part | None) -> steps.Part:
         return replace(part, steps=rows.drop("busy_ns").with_columns(unknown))
     units = idle.units.select("unit", "device")
     causes = idle.steps.select("unit", "start", *BEHAVIOUR).join(units, on="unit").drop("unit")
-    joined = left_join(rows.drop("busy_ns"), causes, ["device", "start"])
-    return replace(part, steps=joined)
+    return replace(part, steps=left_join(rows.drop("busy_ns"), causes, ["device", "start"]))
 
 
 def _typical(marks: pl.DataFrame | None) -> int | None:

@@ -123,8 +123,7 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         MissingData: no kernels or no input shapes were recorded.
     """
     part = measure(trace, options)
-    patterns = options.comm_patterns
-    calls = product_calls(trace, patterns) if part.has_shapes else _NO_CALLS
+    calls = product_calls(trace, options.comm_patterns) if part.has_shapes else _NO_CALLS
     return replace(part, products=_summed(calls))
 
 

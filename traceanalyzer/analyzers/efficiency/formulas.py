@@ -287,8 +287,7 @@ def _attention(
     def formula(x: Inputs) -> Work:
         q, k, v = (x.shape(first + at) for at in range(3))
         is_causal = x.number(causal) > 0 if mask else x.flag(causal)
-        packed = lengths is not None and x.has(lengths)
-        if packed:
+        if lengths is not None and x.has(lengths):
             sizes, exact = _packed(q, k, x.shape(lengths or 0)), False
         elif len(q) == len(k) == len(v) == 4:
             heads, tokens = (1, 2) if heads_first else (2, 1)

@@ -181,8 +181,7 @@ class Inputs:
 
     def flags(self, at: int) -> list[bool]:
         """Return a list of booleans: ``[False, True, True]``."""
-        texts = self._text(at).strip("[]").split(",")
-        flags = [text.strip() for text in texts]
+        flags = [text.strip() for text in self._text(at).strip("[]").split(",")]
         if any(flag not in ("True", "False") for flag in flags):
             raise Unknown
         return [flag == "True" for flag in flags]

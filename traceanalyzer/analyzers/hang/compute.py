@@ -255,8 +255,7 @@ def combine(parts: Sequence[Part], _options: Options) -> Hang:
     Raises:
         InputError: the dumps are of several jobs.
     """
-    dumps = pl.concat([part.dumps for part in parts])
-    chosen, others = _one_per_rank(dumps)
+    chosen, others = _one_per_rank(pl.concat([part.dumps for part in parts]))
     all_records, all_groups = (
         pl.concat([getattr(part, name) for part in parts]) for name in ("records", "groups")
     )

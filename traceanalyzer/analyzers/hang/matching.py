@@ -73,8 +73,7 @@ def match(
     calls = _calls(records)
     calls = _without_cut_parts(calls, _spans(calls, dumps))
     spans = _spans(calls, dumps)
-    instances = _instances(calls)
-    counted = _with_absent(instances, members, dumps, spans, never)
+    counted = _with_absent(_instances(calls), members, dumps, spans, never)
     return Matched(calls, counted.with_columns(verdict=_verdict()).sort(KEY), spans, never)
 
 

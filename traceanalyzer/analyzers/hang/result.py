@@ -147,8 +147,7 @@ class Hang(Result):
         Keys ``last_op``, ``last_seq``, ``last_place``, ``op``, ``seq``, ``place``, ``group``,
         ``state``, ``waited_ns``; null where there is none.
         """
-        rows = self._positions()
-        return {row["rank"]: row for row in rows.iter_rows(named=True)}
+        return {row["rank"]: row for row in self._positions().iter_rows(named=True)}
 
     def _positions(self) -> pl.DataFrame:
         done = pl.col("state") == "completed"

@@ -250,9 +250,7 @@ def _waited(calls: pl.DataFrame, now: int | None) -> tuple[int | None, bool]:
 
 def _at_least(start: int | None, now: int | None) -> int | None:
     """Return the time since a call; None if it is unknown or below a second."""
-    if start is None or now is None or now - start < NS_PER_S:
-        return None
-    return now - start
+    return None if start is None or now is None or now - start < NS_PER_S else now - start
 
 
 def _differences(calls: pl.DataFrame, verdict: str) -> dict[str, Any]:

@@ -213,8 +213,7 @@ def _without_counts(part: Part, ends: Ends) -> Part:
         return part
     unknown = dict.fromkeys(_COUNTED)
     span = {} if ends.parts == "both" else {"span_ns": None}
-    contents = [{**row, **unknown, **span} for row in part.contents]
-    return Part(part.files, contents, [], [])
+    return Part(part.files, [{**row, **unknown, **span} for row in part.contents], [], [])
 
 
 def info(

@@ -48,8 +48,7 @@ def with_launches(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         ended; null for the first); launch (row of ``events``), launch_pid, launch_tid, launch_name,
         launch_start, launch_end, null if no call is known. One row per row of ``work``.
     """
-    rows = launch_rows(trace, work)
-    launch = nesting.row_numbers(rows, "launch")
+    launch = nesting.row_numbers(launch_rows(trace, work), "launch")
     end = pl.when(pl.col("dur") >= 0).then(pl.col("ts") + pl.col("dur"))
     calls = trace.events.select("pid", "tid", "name", "ts", end=end)
     ended = calls["end"][launch]

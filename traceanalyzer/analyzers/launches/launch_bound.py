@@ -243,8 +243,7 @@ def costs(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
     idle = work.select(start="rank_free", end="start").filter(pl.col("end") > pl.col("start"))
     measured = intervals.overlap_with(calls, idle).rename({"overlap": "idle_ns"})
     at = linking.label_by_interval(measured.select(ts="end"), idle)["interval"]
-    next_call = pl.col("start").shift(-1)
-    waiting = pl.min_horizontal("idle_until", next_call) - pl.col("end")
+    waiting = pl.min_horizontal("idle_until", pl.col("start").shift(-1)) - pl.col("end")
     after = pl.when(pl.col("idle_until").is_null()).then(0).otherwise(waiting.clip(0))
     return measured.with_columns(
         host_ns=pl.col("end") - pl.col("start"), idle_until=idle["end"][at]

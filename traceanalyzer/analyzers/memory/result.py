@@ -402,5 +402,4 @@ def _with_pool(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_leaf(frame: pl.DataFrame) -> pl.DataFrame:
-    leaf = pl.col("stack").str.split(";").list.last()
-    return with_line(frame).with_columns(leaf=leaf)
+    return with_line(frame).with_columns(leaf=pl.col("stack").str.split(";").list.last())

@@ -159,8 +159,7 @@ def _phases(history: ledger.Ledger, lines: attribution.Lines) -> Ints:
     phase = np.select([backward, forward, optimizer], [_BACKWARD, _FORWARD, _OPTIMIZER], _OTHER)
     stack = history.rows["stack"]
     # PyTorch records the stack of the allocation at a free, unless it records those of frees, too
-    freed = history.allocations.filter(pl.col("freed_by") != pl.col("stack"))
-    if freed.is_empty():
+    if history.allocations.filter(pl.col("freed_by") != pl.col("stack")).is_empty():
         stack = stack.to_frame().select(pl.when(history.rows["change"] == 1).then("stack"))["stack"]
     of_events: Ints = np.where(stack.is_null(), _UNKNOWN, phase[stack.fill_null(0).to_numpy()])
     return of_events

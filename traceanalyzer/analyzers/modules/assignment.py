@@ -114,9 +114,7 @@ def assign(
 def missing(trace: Trace, options: Options) -> str:
     """Return why there are no modules, by names and arguments only, which is fast; empty if any."""
     marked = matching(trace.names, [f"^{FRAME}", _COMPILED, *options.patterns])
-    if marked or recorded(trace):
-        return ""
-    return f"{trace.meta.path}: {_nothing(trace, options)}"
+    return "" if marked or recorded(trace) else f"{trace.meta.path}: {_nothing(trace, options)}"
 
 
 def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:
@@ -248,8 +246,7 @@ def with_slices(trace: Trace) -> Trace:
         if of_thread["text"].count()
         for call in _calls(_aligned(of_thread))
     ]
-    columns = (*_KEYS, "name", "ts", "dur")
-    types = {name: trace.events.schema[name] for name in columns}
+    types = {name: trace.events.schema[name] for name in (*_KEYS, "name", "ts", "dur")}
     slices = pl.DataFrame(rows, schema=types, orient="row").with_columns(
         kind=pl.lit("python_function").cast(trace.events.schema["kind"])
     )
@@ -595,6 +592,5 @@ def moved(
             found.select(module="to", phase="to_phase", device_ns=time),
         ]
     )
-    is_inside = pl.col("module") != OUTSIDE
-    rows = changes.with_columns(module=pl.when(is_inside).then("module"))
+    rows = changes.with_columns(module=pl.when(pl.col("module") != OUTSIDE).then("module"))
     return rows, int(found["length_ns"].sum())

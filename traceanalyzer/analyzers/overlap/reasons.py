@@ -66,8 +66,7 @@ def phases(trace: Trace, calls: pl.DataFrame, threads: pl.DataFrame) -> pl.Serie
     )
     ranges = events.select("name", *_THREAD, start="ts", end=pl.col("ts") + pl.col("dur"))
     at = calls.select(*_THREAD, ts="launch_start")
-    rows = linking.enclosing(at, ranges, _THREAD)["slice"]
-    names = ranges["name"].cast(pl.String)[rows]
+    names = ranges["name"].cast(pl.String)[linking.enclosing(at, ranges, _THREAD)["slice"]]
     named = names.replace_strict(known, default=None, return_dtype=pl.String)
     main = _main_threads(trace, ranges)
     if main.is_empty() or threads.join(main, on=_THREAD, how="anti").is_empty():

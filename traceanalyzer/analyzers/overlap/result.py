@@ -326,8 +326,7 @@ def _copies(sums: Mapping[str, Any]) -> str:
 
 
 def _idle(sums: Mapping[str, Any]) -> str:
-    idle = sums["idle_ns"] / sums["span_ns"]
-    if idle < SMALL_FRAC:
+    if sums["idle_ns"] / sums["span_ns"] < SMALL_FRAC:
         return ""
     more = sums["idle_ns"] > sums["exposed_communication_ns"] > 0
     return f"{'Idle time is larger' if more else 'Devices are also idle'}: see gpu-idle."

@@ -77,8 +77,7 @@ def table(
         columns: see :func:`~traceanalyzer.analyzers.common.display.headings`.
         detail: whether a terminal prints its name only.
     """
-    several = frame.select("rank", "path").n_unique() > 1
-    by = rank_column(frame) if several else {}
+    by = rank_column(frame) if frame.select("rank", "path").n_unique() > 1 else {}
     if "rank" in by and frame.select("rank", "path").n_unique() > frame["rank"].n_unique():
         by |= {"path": "file"}
     return table_of_known(name, title, frame, {**by, **headings(columns)}, detail=detail)

@@ -443,8 +443,7 @@ def _labels(samples: pl.DataFrame, trace: Trace, by: By | None) -> pl.Series:
     if by == "rank":
         return samples["rank"].cast(pl.String).fill_null(trace.meta.path)
     key = ["pid"] if by == "process" else ["pid", "tid"]
-    lanes = _named_lanes(trace, by)
-    joined = columns.left_join(samples.select(key), lanes, key)
+    joined = columns.left_join(samples.select(key), _named_lanes(trace, by), key)
     number = pl.col(key[-1]).cast(pl.String)
     text = pl.concat_str(number, pl.col("label"), separator=" ", ignore_nulls=True)
     unknown = pl.lit(f"(no {by})")

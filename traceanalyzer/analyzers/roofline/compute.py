@@ -294,8 +294,7 @@ def _bound() -> pl.Expr:
     sm, memory = pl.col("sm_frac"), pl.col("memory_frac")
     larger = pl.when(sm >= memory).then(pl.lit("compute")).otherwise(pl.lit("memory"))
     low = (sm < LATENCY_BELOW) & (memory < LATENCY_BELOW)
-    high = (sm >= NEAR_PEAK) | (memory >= NEAR_PEAK)
-    close = ((sm - memory).abs() < BALANCED) & ~high
+    close = ((sm - memory).abs() < BALANCED) & ~((sm >= NEAR_PEAK) | (memory >= NEAR_PEAK))
     return (
         pl.when(sm.is_null() | memory.is_null()).then(None)
         .when(low & (pl.col("waves") < SMALL_GRID)).then(pl.lit("latency (small grid)"))
@@ -402,8 +401,7 @@ def _of_operators(parts: Sequence[efficiency.Part], options: Options) -> Rooflin
     result = efficiency.combine(parts, _of_traces(options))
     calls = pl.col("calls").cast(pl.Float64)
     name = pl.concat_str("operator", "shape", "precision", separator=" ", ignore_nulls=True)
-    several = result.operators["gpu"].n_unique() > 1
-    if several:
+    if result.operators["gpu"].n_unique() > 1:
         name = pl.concat_str(name, pl.format(" ({})", "gpu"), ignore_nulls=True)
     rows = result.operators.with_columns(
         kernel=pl.col("operator"),

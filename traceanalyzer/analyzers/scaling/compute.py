@@ -191,8 +191,7 @@ def _measured(name: str, parts: Sequence[Part], options: Options) -> pl.DataFram
 
 def _by_host(parts: Sequence[Part], lanes: pl.DataFrame) -> Iterable[tuple[pl.DataFrame, int]]:
     """Yield the energy on the GPUs of each host, and its number of devices with work."""
-    hosts = {part.timeline.host for part in parts}
-    for host in sorted(hosts, key=str):
+    for host in sorted({part.timeline.host for part in parts}, key=str):
         rows = pl.concat(part.energy for part in parts if part.timeline.host == host)
         yield rows, lanes.filter(pl.col("host").eq_missing(host)).height
 

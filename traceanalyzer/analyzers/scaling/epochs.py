@@ -165,8 +165,7 @@ def _sizes(runs: pl.DataFrame, averages: pl.DataFrame, *, weak: bool) -> pl.Data
         lost_ns=pl.col("epoch_ns") - ideal,
         energy_frac=useful / pl.col("energy_wh"),
     )
-    shares = _shares(averages)
-    joined = scaled.join(shares, on=keys, how="left", nulls_equal=True)
+    joined = scaled.join(_shares(averages), on=keys, how="left", nulls_equal=True)
     return joined.sort("strategy", "count", nulls_last=True)
 
 

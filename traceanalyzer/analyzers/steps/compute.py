@@ -458,8 +458,7 @@ def _before(rows: pl.DataFrame) -> pl.DataFrame:
 def _renumbered(rows: pl.DataFrame) -> pl.DataFrame:
     """Number step names across files if several files use them: ``event/batch [7]``."""
     plain = rows.with_columns(plain=step_marks.STEP)
-    nth = pl.col("start").rank("dense").over("plain")
-    again = pl.format("{} [{}]", "plain", nth)
+    again = pl.format("{} [{}]", "plain", pl.col("start").rank("dense").over("plain"))
     several = pl.col("start").n_unique().over("plain") > 1
     named = pl.when(several).then(again).otherwise("step")
     return plain.with_columns(step=named).drop("plain")

@@ -169,8 +169,7 @@ def _with_functions(trace: Trace, idle: pl.DataFrame, mark: Mapping[str, Any]) -
     edges = slices.select(start="ts", end=pl.col("ts") + pl.col("dur"))
     edges = edges.filter(pl.Series(intervals.meets(edges, idle)))
     points = pl.concat([idle["start"], edges["start"], edges["end"]]).unique().sort()
-    labels = linking.label_by_interval(points.to_frame("ts"), idle)
-    cuts = labels.drop_nulls("interval")
+    cuts = linking.label_by_interval(points.to_frame("ts"), idle).drop_nulls("interval")
     after = pl.col("ts").shift(-1).over("interval")
     rows = cuts.select(
         start="ts", end=pl.coalesce(after, pl.Series(idle["end"][cuts["interval"]])),

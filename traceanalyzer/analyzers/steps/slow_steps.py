@@ -10,12 +10,7 @@ import polars as pl
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.common import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
-from traceanalyzer.analyzers.common.host_code import (
-    THREAD,
-    common_places,
-    places_of,
-    python_frames,
-)
+from traceanalyzer.analyzers.common.host_code import THREAD, common_places, places_of, python_frames
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matching
 from traceanalyzer.analyzers.common.step_marks import STEP
@@ -132,8 +127,7 @@ def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> p
     of_rows = spans.join(rows, on=("step", "name"), how="semi")
     waiting = intervals.overlap_with(of_rows, waits).group_by("step", "name")
     sums = waiting.agg(waited_ns=pl.col("overlap").sum())
-    is_call = of_kinds(vocabulary.LAUNCH_KINDS)
-    is_operator = is_call | pl.col("name").str.contains(OPERATOR)
+    is_operator = of_kinds(vocabulary.LAUNCH_KINDS) | pl.col("name").str.contains(OPERATOR)
     mostly_waits = 2 * pl.col("waited_ns") > pl.col("total_ns")
     joined = rows.join(sums, on=("step", "name"), how="left", maintain_order="left")
     return joined.filter(~(is_operator & mostly_waits.fill_null(value=False)))

@@ -262,8 +262,7 @@ def events(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 def _operators(trace: Trace, work: pl.DataFrame) -> pl.Series:
     """Return the innermost operator or annotation around the launch call of each row."""
     calls = launches(trace, work)
-    at = calls.select("pid", "tid", ts="launch_start")
-    names = places_of(trace).range(at)
+    names = places_of(trace).range(calls.select("pid", "tid", ts="launch_start"))
     row = np.full(work.height, ROOT, np.int32)
     row[calls["work"].to_numpy()] = np.arange(calls.height)
     return names.gather(nullable("row", row, row != ROOT)).alias("operator")

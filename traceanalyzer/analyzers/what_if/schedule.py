@@ -239,8 +239,7 @@ def _of_passes(passes: pl.DataFrame, stages: Sequence[tuple[int, ...]]) -> Sched
     span = float(spans["span"].mean())  # type: ignore[arg-type]
     bubble = 1 - float(spans["busy"].mean()) / span / count  # type: ignore[arg-type]
     ideal = (count - 1) / (n_passes + count - 1)
-    middle = spans[(spans.height - 1) // 2].select(keys)
-    drawn = rows.join(middle, on=keys, how="semi")
+    drawn = rows.join(spans[(spans.height - 1) // 2].select(keys), on=keys, how="semi")
     return Schedule(
         LESS if bubble < _LESS * ideal else _name(drawn, count, chunks),
         batches, chunks, span, ideal, bubble,

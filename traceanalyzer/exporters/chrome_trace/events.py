@@ -314,8 +314,7 @@ def flow_texts(trace: Trace, tracks: Tracks) -> Iterator[pl.Series]:
             pl.col(f"{name}_slice").eq_missing(pl.col(name)) for name in THREAD
         )
         lane = pl.when(same).then("lane_slice").fill_null(0)
-        frame = points.hstack(bound).with_columns(lane=lane)
-        placed = lookup(frame, tracks.places, PLACE)
+        placed = lookup(points.hstack(bound).with_columns(lane=lane), tracks.places, PLACE)
         yield placed.select(_flow(placed)).to_series()
 
 

@@ -217,8 +217,7 @@ class SliceEncoder:
             ends = is_end[low : low + _ROWS]
             n_ends = int(ends.sum())
             n_begins = ends.size - n_ends
-            rows = np.arange(begun, begun + n_begins)
-            parts = self._begins(rows, np.flatnonzero(~ends))
+            parts = self._begins(np.arange(begun, begun + n_begins), np.flatnonzero(~ends))
             of_end = closed[ended : ended + n_ends]
             parts.append((np.flatnonzero(ends), self._ends(of_end), -1, of_end))
             packed, offsets = wire.interleaved([part[:2] for part in parts], ends.size)

@@ -146,8 +146,7 @@ def lay_out(trace: Trace, counters: pl.DataFrame, title: str, uuids: Uuids) -> T
 def _main_process(trace: Trace) -> int | None:
     """Return the process with most launch calls, otherwise with most events; None without any."""
     hosts = trace.events.filter(pl.col("pid").is_not_null()).group_by("pid")
-    launches = pl.col("kind").is_in(LAUNCH_KINDS).sum()
-    counts = hosts.agg(launches=launches, n=pl.len())
+    counts = hosts.agg(launches=pl.col("kind").is_in(LAUNCH_KINDS).sum(), n=pl.len())
     ranked = counts.sort("launches", "n", "pid", descending=[True, True, False])
     return None if ranked.is_empty() else int(ranked["pid"][0])
 

@@ -186,8 +186,7 @@ def _braces(text: bytes, openings: Places) -> tuple[Places, npt.NDArray[np.bool_
     Events never begin inside a string, where quotes are escaped: quotes are counted from the
     beginning of each event, so that an extra quote does not affect the next event.
     """
-    plain = text.replace(b"\\\\", b"__").replace(b'\\"', b"__")
-    data = np.frombuffer(plain, np.uint8)
+    data = np.frombuffer(text.replace(b"\\\\", b"__").replace(b'\\"', b"__"), np.uint8)
     at = np.flatnonzero(_STRUCTURE[data]).astype(np.int32)
     kind = data[at]
     quotes = np.cumsum(kind == _QUOTE, dtype=np.int32)

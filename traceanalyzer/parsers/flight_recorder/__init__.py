@@ -25,8 +25,7 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     """Whether this is a pickle or a JSON object with the keys of a dump."""
     if is_pickle(head):
         return b"device_traces" not in head[:256] and any(key in head for key in _PICKLED)
-    text = head.lstrip()
-    if not _FIRST_KEY.match(text) or any(key in head for key in _OTHERS):
+    if not _FIRST_KEY.match(head.lstrip()) or any(key in head for key in _OTHERS):
         return False
     return any(key in head for key in _JSON)
 

@@ -1,10 +1,6 @@
 class Machine:
     def __new__(
-        cls,
-        keys: tuple[bytes, ...],
-        tables: tuple[tuple[int, tuple[int, ...]], ...],
-        seed: int,
-        /,
+        cls, keys: tuple[bytes, ...], tables: tuple[tuple[int, tuple[int, ...]], ...], seed: int, /
     ) -> Machine: ...
     def feed(self, block: bytes | bytearray | memoryview, /) -> tuple[int, int, int] | None: ...
     def finish(self) -> tuple[int, int, int] | None: ...

@@ -207,9 +207,7 @@ def unit_of(text: str) -> tuple[str, float]:
     """
     above, slash, below = text.strip().partition("/")
     if not slash:
-        if above in _TIMES:
-            return "ns", _TIMES[above]
-        return _prefixed(above)
+        return ("ns", _TIMES[above]) if above in _TIMES else _prefixed(above)
     unit, factor = _prefixed(above)
     if below in _TIMES:
         factor *= 1e9 / _TIMES[below]

@@ -66,8 +66,7 @@ def trace_of(
     rank: int | None,
 ) -> Trace:
     """Return the trace with the metrics of a report, whose launches are numbered here."""
-    numbers = _launches(frames)
-    for at, launch in enumerate(numbers):
+    for at, launch in enumerate(_launches(frames)):
         rows = frames[at].with_columns(launch=launch, rank=pl.lit(rank, pl.Int32))
         frames[at] = as_table(rows, schema.METRICS)
     metrics = pl.concat(frames, rechunk=False) if frames else schema.empty("metrics")

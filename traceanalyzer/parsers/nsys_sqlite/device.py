@@ -43,8 +43,7 @@ _PLACE = ("start", "end", "deviceId", "globalPid")
 def kernels(export: tables.Export) -> pl.DataFrame:
     """Return one row per kernel, with its demangled name."""
     extra, sizes = _launch_config(export)
-    names = tables.name_id("demangledName")
-    columns = [*_placed(export), names, *sizes]
+    columns = [*_placed(export), tables.name_id("demangledName"), *sizes]
     rows = _rows(export, tables.KERNEL, "demangledName", *extra, columns=columns)
     return rows.with_columns(export.named(rows["name"]), kind_of("kernel"))
 

@@ -14,12 +14,7 @@ import polars as pl
 
 from traceanalyzer.parsers.nsys_sqlite import host, nvtx, tables
 from traceanalyzer.parsers.source import rank_from_name
-from traceanalyzer.parsers.sqlite.rows import (
-    RANK_VARIABLES,
-    Finding,
-    lanes_of,
-    numbered_by_device,
-)
+from traceanalyzer.parsers.sqlite.rows import RANK_VARIABLES, Finding, lanes_of, numbered_by_device
 from traceanalyzer.trace import Device, Meta
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import NO_GPU_WORK, NSYS

@@ -343,8 +343,7 @@ def _of_export(
 
 
 def _schema(version: str | None) -> tuple[int, int]:
-    number = (version or "").partition("schema ")[2].rstrip(")")
-    parts = number.split(".")
+    parts = (version or "").partition("schema ")[2].rstrip(")").split(".")
     if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
         return 0, 0
     return int(parts[0]), int(parts[1])

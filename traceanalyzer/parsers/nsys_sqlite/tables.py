@@ -233,8 +233,7 @@ class Export(DatabaseReader):
         """Return the strings of these ids; None for unknown ids."""
         new = sorted(set(ids.drop_nulls().to_list()) - self._texts.keys())
         if new:
-            few = len(new) <= _FEW
-            where = f'"id" IN ({", ".join(map(str, new))})' if few else None
+            where = f'"id" IN ({", ".join(map(str, new))})' if len(new) <= _FEW else None
             rows = self.read(STRINGS, "id", texts=("value",), where=where)
             self._texts.update(dict.fromkeys(new))
             self._texts.update(zip(rows["id"], rows["value"], strict=True))

@@ -299,8 +299,7 @@ def _in_order(ts: Ints, track: Numbers) -> bool:
 
 def _by_number(ts: Ints, track: Numbers, type_: Ints, partner: Ints) -> None:
     """Pair runs of begins with the run of as many ends of the same tracks that follows."""
-    edge = np.flatnonzero(np.diff(type_)) + 1
-    start = np.concatenate([[0], edge])
+    start = np.concatenate([[0], np.flatnonzero(np.diff(type_)) + 1])
     size = np.diff(np.concatenate([start, [len(type_)]]))
     is_pair = (type_[start[:-1]] == BEGIN) & (size[:-1] == size[1:]) & (size[:-1] > 1)
     for run in np.flatnonzero(is_pair).tolist():

@@ -318,8 +318,7 @@ def counter_names(data: memoryview, descriptor: wire.Field) -> dict[int, str]:
 
 def _track(data: memoryview, message: wire.Field, result: Described) -> None:
     known = inside(data, message)
-    uuid = number(known, 1)
-    track = result.tracks.setdefault(uuid, Track())
+    track = result.tracks.setdefault(number(known, 1), Track())
     track.parent = number(known, 5, track.parent)
     names = (text_of(data, known, tag) for tag in (2, 10, 13))
     track.name = next(filter(None, names), track.name)
@@ -366,8 +365,7 @@ def _defaults(data: memoryview, message: wire.Field, defaults: Defaults) -> None
         defaults.clock = number(known, 58)
     if 11 in known:
         event = known[11]
-        of_event = inside(data, event)
-        defaults.track = number(of_event, 11, defaults.track)
+        defaults.track = number(inside(data, event), 11, defaults.track)
         defaults.extra = integers(data, event, 31) or defaults.extra
         defaults.extra_double = integers(data, event, 45) or defaults.extra_double
 

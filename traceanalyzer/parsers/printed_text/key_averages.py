@@ -147,8 +147,7 @@ class Reader:
         if frames:
             texts["stack"] = "\n".join(frames)  # innermost first
         values |= {metric: text for metric, text in texts.items() if text}
-        name = cells[0].strip()
-        self.rows.add(FORM, (self._block, self._row), line, values, name=name)
+        self.rows.add(FORM, (self._block, self._row), line, values, name=cells[0].strip())
         self._row += 1
 
     def _by_heading(self, cells: list[str]) -> list[tuple[str, str]]:

@@ -188,8 +188,7 @@ def _configured(reading: DatabaseReader, strings: _Strings, rows: pl.DataFrame) 
     calls = reading.database.read(API, integers=("id", "apiName_id"))
     launched = configs.join(calls, left_on="api_ptr_id", right_on="id", how="left")
     in_items = strings.of(launched["apiName_id"]).str.contains(_IN_WORK_ITEMS)
-    known = in_items.fill_null(value=False)
-    sizes = launch_shape("grid{}", "workgroup{}", "XYZ", known)
+    sizes = launch_shape("grid{}", "workgroup{}", "XYZ", in_items.fill_null(value=False))
     shapes = launched.select("api_ptr_id", *sizes).unique("api_ptr_id", keep="first")
     joined = rows.join(
         shapes, left_on="api", right_on="api_ptr_id", how="left", maintain_order="left"

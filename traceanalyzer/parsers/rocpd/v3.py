@@ -185,13 +185,11 @@ class Tables:
 
     def placed(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Replace ids by the process, ``owner`` and thread they refer to."""
-        known = self.processes().select(*_ID, "real_pid", "owner")
-        rows = self.joined(rows, "pid", known)
+        rows = self.joined(rows, "pid", self.processes().select(*_ID, "real_pid", "owner"))
         rows = rows.with_columns(pid=pl.coalesce("real_pid", "pid")).drop("real_pid")
         if "tid" not in rows.columns:
             return rows
-        threads = self.threads().select(*_ID, "real_tid")
-        rows = self.joined(rows, "tid", threads)
+        rows = self.joined(rows, "tid", self.threads().select(*_ID, "real_tid"))
         return rows.with_columns(tid=pl.coalesce("real_tid", "tid")).drop("real_tid")
 
 
@@ -378,8 +376,7 @@ def _regions(tables: Tables) -> pl.DataFrame:
         ),
         title=name,
     )
-    is_range = pl.col("kind") == "nvtx"
-    category = pl.when(is_range).then(names.range_category(pl.col("title")))
+    category = pl.when(pl.col("kind") == "nvtx").then(names.range_category(pl.col("title")))
     launching = pl.col("kind").is_in(("cuda_runtime", "cuda_driver"))
     events = rows.select(
         *span(),

@@ -311,8 +311,7 @@ class Database:
         return self._pool.map(lambda piece: self._piece(query, shape, *piece), pieces)
 
     def _piece(self, query: Query, shape: Shape | None, low: int, high: int) -> pl.DataFrame:
-        row_id = self._row_id(query.table)
-        frame = self._rows(query, row_id, low, high, [])
+        frame = self._rows(query, self._row_id(query.table), low, high, [])
         # copied to release the driver's memory
         return (shape(frame) if shape else frame).rechunk()
 

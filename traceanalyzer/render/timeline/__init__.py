@@ -75,8 +75,7 @@ def text(
         color: whether states are coloured.
     """
     blocks = can_encode() if unicode is None else unicode
-    chosen = _chosen(drawing, top)
-    rows = drawing.lanes.filter(pl.col("lane").is_in(chosen))
+    rows = drawing.lanes.filter(pl.col("lane").is_in(_chosen(drawing, top)))
     names = [shorten(visible(name), _LONGEST_NAME) for name in rows["on"]]
     left = max(map(len, [*names, "step"])) + 2
     columns = max(width - len(_INDENT) - left, 10)
@@ -471,8 +470,7 @@ def varints(values: Ints) -> bytes:
     values = values.astype(np.int64, copy=False)
     left = ((values << 1) ^ (values >> 63)).view(np.uint64)
     length = np.ones(left.size, np.int64)
-    largest = int(left.max(initial=0))
-    for bits in range(7, largest.bit_length(), 7):
+    for bits in range(7, int(left.max(initial=0)).bit_length(), 7):
         length += left >= np.uint64(1 << bits)
     ends = np.cumsum(length)
     out = np.zeros(int(ends[-1]) if ends.size else 0, np.uint8)

@@ -18,15 +18,7 @@ from traceanalyzer.render.pieces import resource
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.result import SCHEMA_VERSION, Result
 from traceanalyzer.run.read import OfAllFiles
-from traceanalyzer.tools.mcp.tools import (
-    MOST_ROWS,
-    PAGE,
-    ROWS,
-    Progress,
-    Roots,
-    Schema,
-    tools,
-)
+from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, ROWS, Progress, Roots, Schema, tools
 
 #: Most characters of an answer, and of a text in it.
 MOST_CHARACTERS, MOST_TEXT = 100_000, 2_000
