@@ -71,6 +71,17 @@ def test_copies_of_cupti_monitor_are_named_by_their_arguments(
     assert (row["kind"], row["name"], row["stream"], row["bytes"]) == (kind, expected, 7, 64)
 
 
+@pytest.mark.usefixtures("either")
+@pytest.mark.parametrize("tid", [7, "stream 7"])  # the scan leaves the second one to Python
+def test_sizes_of_a_kernel_without_a_collective_name_are_left_out(
+    tmp_path: Path, tid: int | str
+) -> None:
+    work = _work("kernel", "ncclKernel_AllReduce_x", **{"Group size": 8, "dtype": "Float"})
+    row = _read(tmp_path, work | {"tid": tid}).collectives.row(0, named=True)
+    known = {name: value for name, value in row.items() if value is not None}
+    assert known == {"event": 0, "collective": "all_reduce"}
+
+
 def test_pageable_copies_of_cupti_monitor_are_found(tmp_path: Path) -> None:
     places = {"copy kind": "HtoD", "src kind": "pageable", "dst kind": "device", "bytes": 8 << 20}
     trace = _read(tmp_path, _work("gpu_memcpy", "Memcpy", **places))
