@@ -71,6 +71,17 @@ def _two_of_four(times: tuple[int, ...]) -> list[Trace]:
     return [trace(events, rank, world_size=4, host="a", devices=gpus) for rank in (0, 1)]
 
 
+def test_transfers_of_one_rank_of_a_job_may_be_wait_time() -> None:
+    """Half of a step are all_reduces, which last until the other ranks have arrived."""
+    both = _two_of_four((1, 1, 1, 1))
+    alone = {one.id: one for one in ta.diagnose(both[0]).findings}["exposed-communication"]
+    known = {one.id: one for one in ta.diagnose(both).findings}["exposed-communication"]
+    assert (alone.confidence, alone.severity) == ("low", "warning")
+    assert known.confidence == "high"
+    assert "files of all ranks" in alone.advice
+    assert "files of all ranks" not in known.advice
+
+
 def test_a_wait_for_a_rank_that_was_not_recorded_is_no_slow_link() -> None:
     """Three of four collectives of one size take 3 ms, the last 1 ms, as fast as the link."""
     found = {one.id: one for one in ta.diagnose(_two_of_four((3, 3, 3, 1))).findings}

@@ -261,21 +261,24 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         return
     waited_ns = int(waits["lost_ns"].sum()) + missing
     wait = f", plus {format_ns(time.each_ns(waited_ns))} of wait time for other ranks"
+    comm = answers.of(CommOutliers)
+    # the transfers of one rank of a job last until the ranks that were not recorded have arrived
+    alone = comm is not None and comm.totals.n_ranks == 1 and comm.totals.world_size != 1
+    wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, waits=not waited_ns)
     # fewer bytes make all of them shorter
     last = 0 if remedy in (_HYBRID, _ONE_PARAMETER) else _last_ns(answers)
     most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
-        title=f"Communication{where} is not overlapped with compute: {time.share(total)}"
-        f"{wait if waited_ns else ''}.",
+        title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
         evidence=(
             *_kinds_of_collectives(answers),
             *filter(None, (why_exposed(result),)),
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
-        advice=remedy,
-        confidence="low" if remedy in (_PAIRS, _KV_TRANSFER) else "high",
+        advice=_ALL_RANKS * alone + remedy,
+        confidence="low" if alone or remedy in (_PAIRS, _KV_TRANSFER) else "high",
         total_ns=total,
         # overlap gains nothing, and a part is usual; slow links are another finding
         most_gain_ns=0 if remedy == _TENSOR_PARALLEL and time.frac(total) < _MUCH else most,
@@ -283,6 +286,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         explained=explained_by(pl.concat([waits, slow]), whole)
         | {"missing-ranks": missing / whole},
     )
+
+
+_WITH_WAITS = ", including wait time for ranks that were not recorded"
 
 
 def _last_ns(answers: Answers) -> int:

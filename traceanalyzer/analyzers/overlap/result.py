@@ -270,7 +270,8 @@ def advice(
     """
     reasons = result.reasons["reason"].to_list()
     largest = next((one for one in reasons if waits or one != WAITING), None)
-    unknown = WAITING not in set(result.reasons["reason"]) and result.devices["rank"].n_unique() < 2
+    alone = result.devices["rank"].n_unique() < 2
+    unknown = kind is None and alone and WAITING not in reasons
     texts = _ADVICE if pytorch else _ADVICE | _ADVICE_ELSEWHERE
     if largest is None:
         return _ALL_RANKS if unknown else texts[OTHER]
