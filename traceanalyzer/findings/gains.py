@@ -39,6 +39,8 @@ _AS_MUCH = 1.05
 EXPOSED_ID = "exposed-communication"
 #: Rules about transfers of which no other rank shows that the host waits for them.
 _TRANSFERS = {EXPOSED_ID, "collective-outliers"}
+#: Rules about transfers that take too long.
+_OF_LINKS = {*_TRANSFERS, "slow-link", "slow-collectives", "repeated-reduction"}
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
 _IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, "kernel-tuning", "exposed-scheduler"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
@@ -316,13 +318,15 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
             f"Gains are those of {gains.sampled}, times the lost time of all steps / that of these "
             "steps: there is more device work than diagnose replays."
         )
-    if any((one.gain_frac or 0) > (one.cost_frac or 1) for one in replayed):
-        mean = "the cost is the mean of all GPUs, but a step ends with the slowest one, and "
-        mean *= time.windows.n_unique(DEVICE) > 1
-        texts.append(
-            f"A gain can exceed the cost: {mean}a host that does not wait launches later work "
-            "earlier, too."
-        )
+    larger = {one.id for one in replayed if (one.gain_frac or 0) > (one.cost_frac or 1)}
+    reasons = {
+        "the cost is the mean of all GPUs, but a step ends with the slowest one":
+            time.windows.n_unique(DEVICE) > 1,
+        "the next transfer starts earlier if an overlapped one is shorter": larger & _OF_LINKS,
+        "a host that does not wait launches later work earlier": larger - _OF_LINKS,
+    }  # fmt: skip
+    if larger:
+        texts.append(f"A gain can exceed the cost: {'; '.join(filter(reasons.get, reasons))}.")
     if any(one.id == EXPOSED_ID for one in replayed):
         texts.append(
             "The gain of exposed communication is that of transfers that take no time, except (if "
