@@ -494,7 +494,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         evidence=(
             *[f"Shared by all ranks, it saves {time.share(round(shared * cost))}."] * bool(code),
             *why(by_cause),
-            *_all_waits(time, row, total),
+            *_all_waits(time, result, row, total),
             *_arrivals(result, row),
             *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
@@ -511,12 +511,16 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     )
 
 
-def _all_waits(time: DeviceTime, row: Mapping[str, Any], total: int) -> Iterator[str]:
+def _all_waits(
+    time: DeviceTime, result: CommOutliers, row: Mapping[str, Any], total: int
+) -> Iterator[str]:
     """Yield the wait time that ``comm-outliers`` counts for a rank, if it is more than the cost."""
-    basis = [*([] if time.on_host else ["without compute"]), *["within steps"] * time.in_steps]
-    if row["imposed_ns"] > (1 + _SAME) * total and basis:
+    basis = ["with main threads idle" if time.on_host else "without compute"]
+    basis += ["within steps"] * time.in_steps
+    basis += ["without the bubble of the schedule"] * (result.pipeline is not None)
+    if row["imposed_ns"] > (1 + _SAME) * total:
         yield (
-            f"This is wait time {' and '.join(basis)} (the command comm-outliers counts "
+            f"This is wait time {', '.join(basis)} (the command comm-outliers counts "
             f"all of it: {format_ns(row['imposed_ns'])} in total)."
         )
 

@@ -588,9 +588,11 @@ def _cost(result: CommOutliers, rank: int) -> str:
         return f"{known}, so it is unknown whether this repeats."
     if row["straggler_steps"] < arrivals.WARN_STEPS or row["straggler_frac"] < arrivals.WARN_FRAC:
         return ""
+    alone = " without compute" * (result.instances["device"].null_count() < result.instances.height)
+    alone += ", the bubble of the schedule included" * (result.pipeline is not None)
     return (
-        f"The other ranks wait {format_frac(row['straggler_frac'])} of their step time for it "
-        f"without compute, mainly in {row['straggler_steps']} of {steps.height} steps."
+        f"The other ranks wait {format_frac(row['straggler_frac'])} of their step time for it"
+        f"{alone}, mainly in {row['straggler_steps']} of {steps.height} steps."
     )
 
 

@@ -228,8 +228,8 @@ def _arrivals(met: pl.DataFrame, delayed: pl.DataFrame) -> Chart:
 
 
 _BASIS = (
-    "Wait time is all the time before the last rank arrives; diagnose counts the part of it "
-    "without compute, within steps."
+    "Wait time is all the time before the last rank arrives; diagnose counts the part of it {}, "
+    "within steps."
 )
 
 #: Ranks named in notes.
@@ -269,7 +269,8 @@ def remarks(
         began = f"{format_count(spanning, 'collective')} began before all ranks were recorded"
         yield f"{began}: the delay is not that of a straggler, and left out."
     if collectives.height and collectives["imposed_ns"].sum():
-        yield _BASIS
+        on_host = instances["device"].is_null().all()
+        yield _BASIS.format("with the main thread idle" if on_host else "without compute")
 
 
 def _inputs(parts: Sequence[Part]) -> Iterator[str]:

@@ -268,7 +268,7 @@ def _collective(event: Event, args: Args) -> Collective | None:
     if args.collective is None and not by_name:
         return None
     if args.collective is None and not host:
-        args = NO_ARGS  # sizes without a collective: of a kernel, only the name counts, as in a scan
+        args = NO_ARGS  # of kernels without a collective's name only theirs counts, as in a scan
     word = args.collective if isinstance(args.collective, str) else None
     of_word, of_kernel = vocabulary.collective_of_word, vocabulary.collective_of_kernel
     known = of_word(word) or (of_kernel if kind in vocabulary.DEVICE_KINDS else of_word)(name)
