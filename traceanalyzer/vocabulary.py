@@ -25,6 +25,7 @@ GRAPH_GAPS = "graph-gaps"
 RECORDINGS_APART = "recordings-apart"
 SAME_RANK = "same-rank"
 SHARED_DEVICE = "shared-device"
+READY_LATE = "ready-late"
 #: Text of that issue.
 SHARING = "{} processes share a GPU and count as one device; give each process its own GPU"
 

@@ -423,6 +423,33 @@ def test_usual_and_different_gaps_in_graph_replays_are_real(
     assert problems(write(tmp_path / "a.json", replays(gaps))) == {}
 
 
+@pytest.mark.parametrize(("late_us", "count"), [(900, 3), (5, 0)])
+def test_the_rank_that_is_ready_last_in_a_timeline_of_horovod(
+    tmp_path: Path, late_us: int, count: int
+) -> None:
+    """Three tensors in 3 ms, of four ranks each, of which rank 2 is ready ``late_us`` later."""
+    events: list[Event] = []
+    for tensor in range(3):
+        at = 1000 * tensor
+        of = {"pid": tensor + 1}
+        events += [{"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": at, **of}]
+        ready = {3: 1, 0: 2, 1: 3, 2: 3 + late_us}
+        marks = [
+            {"ph": "X", "name": f"{rank}", "ts": at + us, "dur": 0} for rank, us in ready.items()
+        ]
+        events += [mark | of for mark in marks]
+        events += [{"ph": "E", "ts": at + 950, **of}]
+        events += [{"ph": "X", "name": "ALLREDUCE", "ts": at + 950, "dur": 50, **of}]
+    path = tmp_path / "timeline.json"
+    path.write_text(json.dumps(events))
+    assert problems(path).get(words.READY_LATE, 0) == count
+    if count:
+        [text] = ta.info(path).problems["text"]
+        assert text.startswith("Rank 2 ")
+        assert "901 us" in text  # after the lower median, rank 0
+        assert "2.703 ms" in text
+
+
 def test_the_recording_with_gaps_in_a_graph(causes: Path) -> None:
     path = causes / "chrome/gaps_in_a_graph.json.gz"
     assert problems(path) == {words.GRAPH_GAPS: 708}

@@ -16,7 +16,9 @@ import polars as pl
 
 from traceanalyzer import vocabulary as words
 from traceanalyzer.analyzers.common import replays
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import matching, named
+from traceanalyzer.frames import intervals
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Trace, is_truncated, issue_rows, of_kinds, sort_events
 from traceanalyzer.units import NS_PER_S, format_count, format_ns, format_ranges
@@ -47,7 +49,7 @@ _UPDATE = "update the GPU driver and the profiler if there are many"
 CODES = (
     words.FAILED_CALLS, words.NO_GPU_WORK, words.IMPOSSIBLE_TIMES, words.DEVICE_CLOCK,
     words.MISSING_KERNELS, words.SAME_RANK, words.UNTRACED_PROCESSES, words.RECORDINGS_APART,
-    words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS, words.SHARED_DEVICE,
+    words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS, words.SHARED_DEVICE, words.READY_LATE,
 )  # fmt: skip
 
 
@@ -405,7 +407,7 @@ def problems(trace: Trace) -> list[Issue]:
     Args:
         trace: the trace of one rank, with all kinds of events.
     """
-    found = (_missing_kernels, _no_caching_allocator, _several_processes, _graph_gaps)
+    found = (_missing_kernels, _no_caching_allocator, _several_processes, _graph_gaps, _ready_late)
     return [issue for find in found for issue in find(trace)]
 
 
@@ -455,6 +457,49 @@ def _several_processes(trace: Trace) -> Iterator[Issue]:
 _ONE_FILE_EACH = (
     "write one file per rank, with the rank in its name: processes overwrite each other"
 )
+
+
+def _ready_late(trace: Trace) -> Iterator[Issue]:
+    """Yield the rank that is ready last at most tensors of a timeline of Horovod, if all wait.
+
+    Each tensor has a row, with a phase in which ranks become ready, and a mark named by each rank.
+    The delay is from the median mark of a phase to its last one. The union of delays counts.
+    """
+    if not matching(trace.names, [_NEGOTIATE]):
+        return
+    rows = trace.events.select("pid", "ts", "dur", pl.col("name").cast(pl.String)).sort("ts")
+    phases = rows.filter(pl.col("name").str.contains(_NEGOTIATE)).select(
+        "pid", "ts", phase=pl.int_range(pl.len()), until=pl.col("ts") + pl.col("dur")
+    )
+    marks = rows.filter(pl.col("name").str.contains(r"^\d{1,6}$"), pl.col("dur").fill_null(0) == 0)
+    placed = marks.rename({"ts": "at"}).join_asof(
+        phases, left_on="at", right_on="ts", by="pid", check_sortedness=False
+    )
+    phase = placed.filter(pl.col("at") <= pl.col("until")).group_by("phase")
+    last = phase.agg(
+        rank=pl.col("name").last(),
+        start=pl.col("at").quantile(0.5, "lower"),
+        end=pl.col("at").max(),
+    )
+    length = pl.col("end") - pl.col("start")
+    top = largest_first(last.group_by("rank").agg(ns=length.sum(), n=pl.len()), "ns", "rank")
+    span = rows.select(
+        (pl.col("ts") + pl.col("dur").fill_null(0)).max() - pl.col("ts").min()
+    ).item()
+    for rank, _, n in top.head(1).iter_rows():
+        late = last.filter(pl.col("rank") == rank)
+        lost, each = (
+            int(intervals.measure(late)["length"].sum()),
+            int(late.select(length.median()).item()),
+        )
+        if 2 * n > last.height and lost >= _MUCH_LATE * span:
+            which = f"rank {rank} is ready last at {n:,} of {format_count(last.height, 'tensor')}"
+            text = f"{which}, {format_ns(each)} after the median rank (the others wait "
+            text += f"{format_ns(lost)}): profile it and another rank to see why"
+            yield "notice", words.READY_LATE, n, text
+
+
+_NEGOTIATE, _MUCH_LATE = "^NEGOTIATE_", 0.1
 
 
 # --- gaps in graph replays ---------------------------------------------------------------------
