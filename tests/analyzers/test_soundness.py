@@ -281,6 +281,24 @@ def test_launches_without_any_kernel(causes: Path, tmp_path: Path) -> None:
     assert ta.read(built, kinds=["kernel"]).meta.no_gpu_work is None  # calls were not read
 
 
+@pytest.mark.parametrize(("device_type", "on_gpu"), [(1, True), (6, True), (0, False)])
+def test_allocations_on_a_gpu_without_any_kernel(
+    tmp_path: Path, device_type: int, on_gpu: bool
+) -> None:
+    """Operators and allocations of a program whose GPU work was not recorded, or of a CPU."""
+    events = [operator("aten::empty", 100 * n, 40) for n in range(9)]
+    memory = {"Device Type": device_type, "Device Id": 0 if on_gpu else -1, "Bytes": 512}
+    for n in range(9):
+        args = memory | {"Addr": n, "Total Allocated": 512 * n, "Total Reserved": 8192}
+        mark = {"ph": "i", "s": "t", "name": "[memory]", "pid": 100, "tid": 1, "ts": 100 * n + 9}
+        events.append(mark | {"args": args})
+    path = write(tmp_path / "a.json", events)
+    assert problems(path) == ({words.NO_GPU_WORK: 1} if on_gpu else {})
+    found = {one.id: one for one in ta.diagnose(path).diagnosis}
+    assert ("gpu-not-traced" in found) == on_gpu
+    assert ("host-code" in found) != on_gpu  # idle time of the main thread is not that of the GPU
+
+
 # --- exports of nsys ---------------------------------------------------------------------------
 
 

@@ -38,6 +38,7 @@ from traceanalyzer.units import (
     format_ns,
     format_ranges,
 )
+from traceanalyzer.vocabulary import NO_GPU_WORK
 
 #: Maximum number of items in a list.
 _NAMED = 3
@@ -557,7 +558,9 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
     time = answers.time
     yield from of_ranks(time, cause, ranks)
     if result.coverage.work_lost and result.coverage.on_host:
-        yield "GPU work is missing in the file: this is idle time of the main thread."
+        lacks = NO_GPU_WORK in set(answers.problems["code"])
+        what = "GPU work is missing in the file" if lacks else "Work may be missing in the file"
+        yield f"{what}: this is idle time of the main thread."
     elif result.coverage.work_lost:
         yield TRUNCATED
     yield from _longest(result, cause)

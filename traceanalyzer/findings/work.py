@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import called_in, frame_text
+from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, LeafPaths, by_line
@@ -403,9 +404,11 @@ def _gpu_not_traced(result: Info, answers: Answers) -> Iterator[Measured]:
         return
     first = failed.row(0, named=True)
     reason, _sep, remedy = first["first"].rpartition("; ")
+    allocates = reason.startswith(ALLOCATES_ON_GPU)
+    known = ALLOCATES_ON_GPU if allocates else "GPU tracing was on"
     yield Measured(
         size=failed.height,
-        title=f"{_files(failed.height, result)} no GPU work although GPU tracing was on.",
+        title=f"{_files(failed.height, result)} no GPU work although {known}.",
         evidence=(f"{first['path']}: {reason}.",),
         advice=f"{remedy[:1].upper()}{remedy[1:]}.",
         explained={"failed-program": 1.0},

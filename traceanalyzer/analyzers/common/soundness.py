@@ -337,20 +337,26 @@ _WARM_UP = (
 
 
 def _without_gpu_work(trace: Trace) -> Trace:
-    """Return a trace with launch calls and without device work with the reason and an issue."""
-    calls = _kernel_launches(trace)
-    if calls.is_empty() or trace.meta.no_gpu_work or is_truncated(trace):
+    """Return a trace without device work of a program on GPUs with the reason and an issue."""
+    calls, totals = _kernel_launches(trace).height, trace.memory_totals
+    allocated = "cpu_op" in trace.kinds and totals["device_type"].is_in(_ON_GPU).any()
+    if not (calls or allocated) or trace.meta.no_gpu_work or is_truncated(trace):
         return trace
-    text = (
-        f"the file has {format_count(calls.height, 'kernel launch', 'es')}, so GPU "
-        "tracing was on, but no kernel"
-    )
-    remedy = (
-        f"{_SYNCHRONISE}, and check that CUPTI can record (WSL2, driver version, another profiler)"
-    )
-    noted = _noted(trace, ("data_loss", words.NO_GPU_WORK, 1, f"{text}; {remedy}"))
-    sources = tuple(replace(meta, no_gpu_work=f"{text}; {remedy}") for meta in trace.sources)
+    if calls:
+        text = f"the file has {format_count(calls, 'kernel launch', 'es')}, so GPU "
+        text += f"tracing was on, but no kernel; {_SYNCHRONISE}, and check that CUPTI can record "
+        text += "(WSL2, driver version, another profiler)"
+    else:
+        text = f"{ALLOCATES_ON_GPU}, but the file has no kernel; record the GPU, too: "
+        text += "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
+    noted = _noted(trace, ("data_loss", words.NO_GPU_WORK, 1, text))
+    sources = tuple(replace(meta, no_gpu_work=text) for meta in trace.sources)
     return replace(noted, sources=sources)
+
+
+#: Device types of GPUs (CUDA, HIP) in records of allocations.
+_ON_GPU = (1, 6)
+ALLOCATES_ON_GPU = "the program allocates memory of a GPU"
 
 
 def _calls(trace: Trace, pattern: str) -> pl.Expr:

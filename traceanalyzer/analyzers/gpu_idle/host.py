@@ -273,7 +273,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
         unread_targets=_ARGS not in trace.events.columns and "cuda_sync" in trace.kinds,
         names=trace.names,
         program=_program(trace, work, launched, slices),
-        work_lost=is_truncated(trace) or (work.is_empty() and _calling(trace).height > 0),
+        work_lost=is_truncated(trace)
+        or (work.is_empty() and bool(_calling(trace).height or trace.meta.no_gpu_work)),
         recorded_until=until,
         collectives=_collectives(trace, pids),
         overhead=_overhead(

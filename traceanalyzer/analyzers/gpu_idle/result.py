@@ -456,7 +456,7 @@ def _who(result: GpuIdle) -> str:
     if result.coverage.on_host:
         why = "No GPU work was recorded"
         if result.coverage.work_lost:
-            why = "GPU work is missing (the file is truncated, or the kernels were not recorded)"
+            why = "No GPU work is in the file (it is truncated, or the kernels were not recorded)"
         return f"{why}, so the main thread is analysed: it runs no operator for"
     devices = display.count_devices(result.units)
     return "The GPU is idle for" if devices == 1 else f"The {devices} GPUs are idle for"
