@@ -166,6 +166,21 @@ def test_the_innermost_function_in_a_range_is_the_host_activity() -> None:
     assert table_row(around, operator, sleep)["activity"] == "aten::randperm"
 
 
+@pytest.mark.parametrize(("later", "called"), [(0, "compile"), (2, "torch/fx.py(1): generate")])
+def test_of_slices_of_equal_times_none_is_inside_another(later: int, called: str) -> None:
+    """A range and the function that own code calls: which one is inside is known by times only."""
+    start, length = (START + 5) * US, (END - START - 8) * US
+    events = [
+        host("python_function", "train.py(88): step", (START + 1) * US, (END - START - 2) * US),
+        host("python_function", "torch/fx.py(1): generate", start, length),
+        host("user_annotation", "compile", start + later * US, length - 2 * later * US),
+    ]
+    gaps = gpu_idle(trace([*WORK, *events])).gaps.sort("cause_ns")
+    row = gaps.row(-1, named=True)
+    assert (row["innermost"], row["own_code"]) == ("compile", "train.py(88): step")
+    assert row["called"] == called
+
+
 def test_a_loader_is_named_by_its_range() -> None:
     loader = host("user_annotation", "enumerate(DataLoader)#Iter.__next__", 90 * US, 200 * US)
     poll = host("python_function", "<built-in method poll>", START * US, (END - START) * US)

@@ -117,12 +117,13 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         "phase": ranges.filter(launches),
         "innermost": pl.concat([around.filter(named(around, [*WAITS_AROUND, TRACES])), around]),
     }
-    inner = python.with_columns(called=pl.col("name").shift(1).over("gap"))
-    slices["called"] = (
-        inner.filter("is_own_code")
-        .unique("gap", keep="first", maintain_order=True)
-        .select("gap", name="called")
-    )
+    caller = pl.col("name", "start", "end").shift(1).over("gap")
+    called = python.select("gap", "is_own_code", caller)
+    called = called.filter("is_own_code").unique("gap", keep="first", maintain_order=True)
+    # of slices of equal times it is unknown which one is inside the other: they are one
+    first = around.unique("gap", keep="first").select("gap", "start", "end", same="name")
+    same = called.join(first, on=["gap", "start", "end"], how="left", maintain_order="left")
+    slices["called"] = same.with_columns(name=pl.coalesce("same", "name"))
     return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
 
 
