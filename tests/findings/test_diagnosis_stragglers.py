@@ -439,9 +439,14 @@ def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:
         assert "on the other ranks" not in one.title
 
 
-@pytest.mark.parametrize(("ms", "slower"), [((2, 12, 2), True), ((7, 12, 11), False)])
-def test_code_that_takes_longer_on_one_rank_is_compared(ms: tuple[int, ...], slower: bool) -> None:
-    """Each rank runs the same function before it launches; the others wait in the all_reduce."""
+@pytest.mark.parametrize(
+    ("ms", "slower", "alone"),
+    [((2, 12, 2), True, False), ((7, 12, 11), False, False), ((0, 12, 0), False, True)],
+)
+def test_code_that_takes_longer_on_one_rank_is_compared(
+    ms: tuple[int, ...], slower: bool, alone: bool
+) -> None:
+    """Each rank runs a function before it launches, if ``alone`` one does; the others wait."""
     traces = []
     for rank, prepare in enumerate(ms):
         events = []
@@ -449,7 +454,9 @@ def test_code_that_takes_longer_on_one_rank_is_compared(ms: tuple[int, ...], slo
             begin, launch = number * 20 * MS, number * 20 * MS + prepare * MS
             events += [
                 step(number, begin, 20 * MS),
-                host("python_function", "runner.py(700): prepare", begin, prepare * MS),
+                *[host("python_function", "runner.py(700): prepare", begin, prepare * MS)]
+                * (prepare > 0),
+                *[host("python_function", "runner.py(9): step", begin, (prepare + 2) * MS)] * alone,
                 host("cuda_runtime", "cudaLaunchKernel", launch, 5 * US, correlation=2 * number),
                 host("cuda_runtime", "cudaLaunchKernel", launch + 6 * US, 5 * US,
                      correlation=2 * number + 1),
@@ -462,6 +469,7 @@ def test_code_that_takes_longer_on_one_rank_is_compared(ms: tuple[int, ...], slo
     assert bool(found and "times as long" in found[0].title) == slower
     if slower:
         assert (found[0].rank, "6 times as long" in found[0].title) == (1, True)
+    assert any("only this rank" in one.title for one in found if one.rank == 1) == alone
 
 
 def evaluating(

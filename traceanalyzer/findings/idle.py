@@ -99,6 +99,8 @@ def _measured(
     slow, slower = "" if once else straggling.slow_host(answers, ranks), ""
     if slow and of_host:
         waiting, advice = f"{waiting} ({slow})", straggling.check_host(ranks)
+    elif of_host and (only := straggling.runs_alone(answers, ranks, result.activity(cause))):
+        waiting = f"{waiting} ({only})"
     elif of_host and (slower := straggling.slower_code(answers, ranks, result.activity(cause))):
         waiting = f"{waiting}, {slower}"
         advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"

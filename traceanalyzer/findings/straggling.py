@@ -265,6 +265,17 @@ def code_of_one_rank(
     return replace(result, gaps=only), found, replace(result, gaps=others)
 
 
+def runs_alone(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
+    """Return that only these ranks run this function, as a clause; empty if others do, too."""
+    if not ranks or (steps := answers.of(Steps)) is None or steps.code is None:
+        return ""
+    functions = steps.code.filter(kind="python_function")
+    stacks, runs = ({*rows["rank"]} for rows in (functions, functions.filter(name=code.place)))
+    if not runs or not runs <= {*ranks} or stacks != {*answers.time.windows["rank"]}:
+        return ""
+    return f"only th{'is rank runs' if len(ranks) == 1 else 'ese ranks run'} it"
+
+
 def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
     """Return that this code, or what it runs in, takes longer on ranks, as a clause; or empty."""
     if (steps := answers.of(Steps)) is None or steps.code is None:
