@@ -99,11 +99,10 @@ def _measured(
     slow, slower = "" if once else straggling.slow_host(answers, ranks), ""
     if slow and of_host:
         waiting, advice = f"{waiting} ({slow})", straggling.check_host(ranks)
-    elif of_host and (only := straggling.runs_alone(answers, ranks, result.activity(cause))):
-        waiting = f"{waiting} ({only})"
     elif of_host and (slower := straggling.slower_code(answers, ranks, result.activity(cause))):
         waiting = f"{waiting}, {slower}"
         advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
+    waiting += straggling.runs_alone(answers, ranks, result.activity(cause)) * of_host
     if cause in _GROWING and (grown := _growing(losses, time, ranks)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     code = result.activity(causes.HOST_CODE)

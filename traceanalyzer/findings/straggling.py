@@ -273,12 +273,14 @@ def runs_alone(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
     stacks, runs = ({*rows["rank"]} for rows in (functions, functions.filter(name=code.place)))
     if not runs or not runs <= {*ranks} or stacks != {*answers.time.windows["rank"]}:
         return ""
-    return f"only th{'is rank runs' if len(ranks) == 1 else 'ese ranks run'} it"
+    return f" (only th{'is rank runs' if len(ranks) == 1 else 'ese ranks run'} it)"
 
 
 def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
     """Return that this code, or what it runs in, takes longer on ranks, as a clause; or empty."""
     if (steps := answers.of(Steps)) is None or steps.code is None:
+        return ""
+    if runs_alone(answers, ranks, code):
         return ""
     each = steps.code.select("rank", "name", ns=pl.col("median_ns").cast(float))
     names = (code.frame, code.place, code.range)

@@ -245,8 +245,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
     units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
-    calls = launches(trace, work)[["work", *_LANE, "launch_start", "launch_end"]]
-    calls.columns = ["work", *_LANE, "start", "end"]
+    calls = launches(trace, work)
+    calls = calls.select("work", *_LANE, start="launch_start", end="launch_end")
     work = work.hstack([pl.Series("unit", number, dtype=pl.UInt32)])
     threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
     code_loading = _code_loading(trace, work, threads)  # before other columns are in memory
@@ -273,8 +273,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         unread_targets=_ARGS not in trace.events.columns and "cuda_sync" in trace.kinds,
         names=trace.names,
         program=_program(trace, work, launched, slices),
-        work_lost=is_truncated(trace)
-        or (work.is_empty() and bool(_calling(trace).height or trace.meta.no_gpu_work)),
+        work_lost=is_truncated(trace) or (work.is_empty() and _launches_work(trace)),
         recorded_until=until,
         collectives=_collectives(trace, pids),
         overhead=_overhead(
@@ -528,6 +527,10 @@ def _with_most_python(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     busiest = _host_slices(trace, python).group_by(_LANE).agg(length)
     main = busiest.group_by("pid").agg(pl.col("tid").sort_by("length", "tid").last())
     return threads[["unit", "pid"]].unique().join(main, on="pid", nulls_equal=True)
+
+
+def _launches_work(trace: Trace) -> bool:
+    return trace.meta.no_gpu_work is not None or _calling(trace).height > 0
 
 
 def _calling(trace: Trace) -> pl.DataFrame:
