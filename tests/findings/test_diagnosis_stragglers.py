@@ -16,8 +16,10 @@ from diagnosing import diagnosis
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.findings.device_time import main_ranks
+from traceanalyzer.analyzers.steps.result import Steps
+from traceanalyzer.findings.device_time import WORK, main_ranks
 from traceanalyzer.findings.rule import Answers
+from traceanalyzer.findings.straggling import only_code
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
@@ -596,6 +598,19 @@ def test_functions_without_stacks_of_other_ranks_are_no_cause() -> None:
     others = [replace(one, events=one.events.filter(no_stack)) for one in ranks[1:]]
     first = ta.diagnose([ranks[0], *others]).findings[0]
     assert "only this rank runs" not in first.title
+
+
+@pytest.mark.parametrize(("us", "alone"), [(150, False), (1500, True)])
+def test_a_function_that_other_ranks_may_run_too_shortly_to_record_it(us: int, alone: bool) -> None:
+    """Functions of less than 1 % of a step are not recorded, and the device work counts."""
+    results = examine(evaluating(0, (3,), DECORATED)).results
+    steps = results["steps"]
+    assert isinstance(steps, Steps)
+    code = steps.code
+    assert code is not None
+    short = replace(steps, code=code.with_columns(median_ns=pl.lit(us * US)))
+    name, _ = only_code(Answers({**results, "steps": short}), 0, {WORK: 60 * MS})
+    assert name == ("evaluate (train.py:150)" if alone else "")
 
 
 def test_code_of_all_ranks_is_no_cause() -> None:

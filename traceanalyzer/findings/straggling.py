@@ -36,7 +36,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import Activity
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.analyzers.steps.slow_steps import CODE
+from traceanalyzer.analyzers.steps.slow_steps import CODE, LONG_FRAC
 from traceanalyzer.findings.device_time import (
     BUBBLE,
     EXPOSED,
@@ -182,7 +182,8 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple
     elsewhere = steps.code.filter(pl.col("rank") != rank).group_by("name")
     of_rank = steps.code.filter(pl.col("rank") == rank, ~is_python | stacks)
     times = of_rank.join(elsewhere.agg(other_ns=pl.col("total_ns").max()), on="name", how="left")
-    little = pl.col("other_ns").is_null() | (pl.col("other_ns") < _LITTLE * pl.col("total_ns"))
+    unknown = pl.col("other_ns").is_null() & (~is_python | _is_long(answers))
+    little = unknown | (pl.col("other_ns") < _LITTLE * pl.col("total_ns"))
     only = times.filter(little, pl.col("total_ns") >= least)
     rows = only.with_columns(of_user=_of_user(only)).sort(
         "of_user", "total_ns", "name", descending=[True, True, False]
@@ -194,6 +195,12 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple
         return name, f"only this rank runs {name}"
     ratio = format_ratio(rows["total_ns"][0] / other_ns)
     return name, f"{name} takes {ratio} as long as on the other ranks"
+
+
+def _is_long(answers: Answers) -> pl.Expr:
+    """Whether a function is so long on the host that the other ranks, if they run it, record it."""
+    steps = answers.time.windows.select(pl.col("end") - pl.col("start")).to_series()
+    return pl.col("median_ns") >= _MUCH_LONGER * LONG_FRAC * (steps.median() or 0)  # type: ignore[operator]
 
 
 def _of_user(code: pl.DataFrame) -> pl.Series:
@@ -209,6 +216,9 @@ def _of_user(code: pl.DataFrame) -> pl.Series:
 #: Code takes as long as others wait for it from this share on; below the other one, it takes little
 #: time on other ranks.
 _HALF, _LITTLE = 0.5, 0.1
+
+#: Functions of this many times the least recorded length are that long on all ranks that run them.
+_MUCH_LONGER = 3
 
 #: If the rank with the second most work exceeds the mean by this share of the straggler's excess,
 #: a remedy for the straggler alone leaves the others waiting.
@@ -270,7 +280,8 @@ def runs_alone(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
     if not ranks or (steps := answers.of(Steps)) is None or steps.code is None:
         return ""
     functions = steps.code.filter(kind="python_function")
-    stacks, runs = ({*rows["rank"]} for rows in (functions, functions.filter(name=code.place)))
+    runs = {*functions.filter(_is_long(answers), name=code.place)["rank"]}
+    stacks = {*functions["rank"]}
     if not runs or not runs <= {*ranks} or stacks != {*answers.time.windows["rank"]}:
         return ""
     return f" (only th{'is rank runs' if len(ranks) == 1 else 'ese ranks run'} it)"

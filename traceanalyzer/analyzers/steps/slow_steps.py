@@ -237,7 +237,7 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 
 #: Least share of the median step of slices that are compared between ranks, and most names.
-_LONG_FRAC, _MOST_NAMES = 0.01, 200
+LONG_FRAC, _MOST_NAMES = 0.01, 200
 
 _CODE = {
     "kind": pl.String,
@@ -263,7 +263,7 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     each = each.filter(~device_steps.is_warm_up(each, ()))
-    least = int(_LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
+    least = int(LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
     until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
     spans = each.select("step", start="host_start", end=until)
     slices = _in_steps(trace, spans, max(least, 1), short=vocabulary.ANNOTATION_KINDS)
