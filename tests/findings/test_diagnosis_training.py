@@ -59,7 +59,16 @@ def _optimizing(
         at = begin + 6 * MS + n * 12 * US
         if operators:
             yield host("cpu_op", operators[n % len(operators)], at, 11 * US)
-        yield from launch(name, at, 10 * US)
+        kinds = name.split("|")
+        yield from launch(kinds[n % len(kinds)], at, 10 * US)
+
+
+def test_kernels_per_tensor_without_operators() -> None:
+    """As nsys records it: one of four kernels runs twice for each tensor, which has five."""
+    names = [ADD.replace("Functor", f"{kind}Functor") for kind in ("Mul", "Lerp", "Sqrt", "Div")]
+    (one,) = judged("unfused-optimizer", optimizing(200, "|".join([*names, names[0]])))
+    assert "5 per tensor" in one.title
+    assert one.total_ns == pytest.approx(3 * (2 / 3 * 2 * MS + 199 * 2 * US))
 
 
 def test_unfused_optimizer() -> None:

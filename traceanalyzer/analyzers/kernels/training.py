@@ -142,8 +142,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         purpose, device, name, place, of_tensor, call, start, end: a row a piece of work.
         :data:`ONE_BY_ONE`: runs of kernels that each update one tensor; name is the kernel, place
         where they are launched (:data:`IN_OPTIMIZER`, an annotation, a function, or operators),
-        of_tensor the number of kernels per tensor, by the rarest operator, call the number of the
-        run. :data:`RECOMPUTED`: work of layers in the backward pass; name is the operator.
+        of_tensor the number of kernels per tensor, by the rarest operator (or kernel, if none is
+        recorded), call the number of the run. :data:`RECOMPUTED`: work of layers in the backward pass; name is the operator.
         :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`: those, and
         reduce_scatters, that the last pass before the same optimizer step repeats; call is the
         number of passes.
@@ -243,7 +243,8 @@ def _one_by_one(
     is_loop = (alike & changing).fill_null(value=False) | (pl.col("place") == IN_OPTIMIZER)
     rows = rows.filter(pl.len().over("call") >= LEAST_RUN, is_loop)
     code = host_code.python_frames(trace, rows[["pid", "tid", "ts"]])
-    rows = rows.with_columns(code=code.cast(pl.String), n=pl.len().over("call", "operator"))
+    kind = pl.coalesce("operator", pl.col("name").cast(pl.String))
+    rows = rows.with_columns(code=code.cast(pl.String), n=pl.len().over("call", kind))
     often = pl.when(_MOST_OPERATORS * pl.col("n") >= pl.len().over("call")).then("n")
     few = pl.col("operator").drop_nulls().unique(maintain_order=True).head(_NAMED)
     loop = "A loop of " + few.str.join(", ").over("call")
