@@ -197,6 +197,12 @@ def test_summary_counts_all_launches() -> None:
         (["src_fp16", "src_fp16_dst_fp32", "op_hmma_src_fp16_dst_fp32"], ["src_fp16"]),
         (["src_bf16_dst_fp32_sparsity_on", "src_bf16_dst_fp32_sparsity_off"], 2),
         (["src_fp16_dst_fp16", "src_fp16_dst_fp32", "src_int8"], 3),
+        # other instructions of Blackwell
+        (["src_fp4_fp6_fp8_dst_fp32", "src_fp4_fp6_dst_fp32", "src_fp4_dst_fp32"], 3),
+        (
+            ["src_fp4_fp6_fp8_dst_fp32", "op_utcqmma_src_fp4_fp6_fp8_dst_fp32_sparsity_off"],
+            ["src_fp4_fp6_fp8_dst_fp32"],
+        ),
     ],
 )
 def test_tensor_counters_count_once(names: list[str], kept: list[str] | int) -> None:

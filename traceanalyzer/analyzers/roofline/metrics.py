@@ -201,7 +201,7 @@ class TensorPath:
         return (
             self != other
             and self.op in (None, other.op)
-            and other.sources <= self.sources
+            and other.sources == self.sources
             and self.target in (None, other.target)
             and self.sparsity in (None, other.sparsity)
         )
@@ -211,7 +211,8 @@ def tensor_paths(names: Iterable[str]) -> list[TensorPath]:
     """Return the counters that together count each operation once.
 
     ``src_bf16_dst_fp32`` includes ``..._sparsity_on`` and ``..._sparsity_off``, and ``src_fp16``
-    includes ``src_fp16_dst_fp32``.
+    includes ``src_fp16_dst_fp32``. On Blackwell, ``src_fp4_fp6_fp8`` and ``src_fp4`` count other
+    instructions.
     """
     paths = []
     for name in sorted(set(names)):
