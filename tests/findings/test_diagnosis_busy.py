@@ -57,6 +57,8 @@ def test_unfused_attention_is_softmax_and_batched_products() -> None:
     span = sum(10 + dur for *_, dur in ATTENTION) - 10
     assert (one.total_ns, one.size) == (600 * US, pytest.approx(600 / span))
     assert one.confidence == "high"
+    products = sum(dur for operator, _, dur in ATTENTION if operator.endswith("bmm"))
+    assert one.most_gain_ns == (600 - products / 2) * US, "a fused kernel computes them, too"
 
 
 def test_pointwise_kernels_between_product_and_softmax_are_attention() -> None:

@@ -297,16 +297,15 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
 def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
     """Sort key: severity, then gain; memory and time are compared by their shares.
 
-    Within a severity, half of the gain counts where the confidence is low, and two thirds where it
-    is only known as the time of slow kernels: while a device waits for something else, faster
-    kernels only extend the wait time. What the recording lacks comes first. Defects come before the
-    bubble of a pipeline, which is as its schedule has it.
+    Within a severity, half of the gain counts where the confidence is low. A gain is replayed, or
+    the bound that its rule knows: what a fix leaves of the time is part of the rule. What the
+    recording lacks comes first. Defects come before the bubble of a pipeline, which is as its
+    schedule has it.
     """
-    is_bound = one.analysis in ("kernels", "efficiency") and one.gain_basis != "replay"
     is_of_recording = one.analysis == "info" and one.severity != "info"
     severity = -SEVERITIES.index(one.severity)
     frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
-    weighted = frac / 2 if one.confidence == "low" else frac / 1.5 if is_bound else frac
+    weighted = frac / 2 if one.confidence == "low" else frac
     is_bubble = one.id == RULE_OF[BUBBLE]
     return severity, not is_of_recording, is_bubble, -weighted, one.id, one.title
 

@@ -143,7 +143,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         :data:`ONE_BY_ONE`: runs of kernels that each update one tensor; name is the kernel, place
         where they are launched (:data:`IN_OPTIMIZER`, an annotation, a function, or operators),
         of_tensor the number of kernels per tensor, by the rarest operator (or kernel, if none is
-        recorded), call the number of the run. :data:`RECOMPUTED`: work of layers in the backward pass; name is the operator.
+        recorded), call the number of the run.
+        :data:`RECOMPUTED`: work of layers in the backward pass; name is the operator.
         :data:`GRADIENTS`: all_reduces of backward passes only; :data:`REPEATED`: those, and
         reduce_scatters, that the last pass before the same optimizer step repeats; call is the
         number of passes.
