@@ -245,8 +245,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     units = groups.with_row_index("unit")
     if work.is_empty():
         units = pl.DataFrame({"unit": [0], "device": [None], "pid": [None]}, schema_overrides=_UNIT)
-    calls = launches(trace, work)
-    calls = calls.select("work", *_LANE, start="launch_start", end="launch_end")
+    calls = launches(trace, work).select("work", *_LANE, start="launch_start", end="launch_end")
     work = work.hstack([pl.Series("unit", number, dtype=pl.UInt32)])
     threads = _threads(trace, units, work, calls, steps.drop_nulls("tid"))
     code_loading = _code_loading(trace, work, threads)  # before other columns are in memory
