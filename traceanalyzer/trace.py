@@ -369,8 +369,7 @@ def concat(traces: Sequence[Trace]) -> Trace:
     """
     if len(traces) == 1:
         return traces[0]
-    epochs = [t.meta.epoch_ns for t in traces if t.meta.epoch_ns is not None]
-    origin = min(epochs, default=None)
+    origin = min([t.meta.epoch_ns for t in traces if t.meta.epoch_ns is not None], default=None)
     parts: dict[str, list[pl.DataFrame]] = {name: [] for name in schema.TABLES}
     offsets = {"event": 0, "flow": 0, "stack": 0, "segment": 0, "launch": 0}
     sources: list[Meta] = []

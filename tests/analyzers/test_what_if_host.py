@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import MS, US, host, step, trace
 from conftest import ROOT, once
@@ -67,6 +69,14 @@ def test_operators_become_faster_by_name() -> None:
     assert times["operators", "aten::add_"] == pytest.approx(2 * MS, rel=0.01)
     assert times["transfers", "gloo:all_reduce"] == pytest.approx(2 * MS, rel=0.01)
     assert path.classes["time_frac"].sum() == pytest.approx(1)
+
+
+def test_threads_of_an_unknown_process_are_replayed() -> None:
+    pair = [rank(n, SHORT, SHORT) for n in range(2)]
+    pid = pl.lit(None, pl.Int64).alias("pid")
+    pair = [replace(one, events=one.events.with_columns(pid)) for one in pair]
+    result = ta.what_if(pair, scale=["aten::add_=2"])
+    assert result.changes["gain_ns"][0] == pytest.approx(MS, rel=0.01)
 
 
 def test_hidden_collective_is_waited_for_at_the_end_of_its_step() -> None:

@@ -138,8 +138,7 @@ def _paged(data: bytes) -> bool:
     As git does: ``TRACEANALYZER_PAGER``, else ``PAGER``, else ``less``, which leaves the text on
     the screen; none if it is empty or ``cat``, and in terminals of programs, which have no size.
     """
-    chosen = os.environ.get("TRACEANALYZER_PAGER", os.environ.get("PAGER", "less"))
-    program = shlex.split(chosen)
+    program = shlex.split(os.environ.get("TRACEANALYZER_PAGER", os.environ.get("PAGER", "less")))
     context = click.get_current_context(silent=True)
     off = context is None or not context.find_root().params.get("pager")
     if off or not program or program == ["cat"] or os.environ.get("TERM", "dumb") == "dumb":

@@ -139,8 +139,7 @@ def _lines(chart: Chart, frame: pl.DataFrame) -> Iterator[tuple[str, float, floa
     """Yield the reference lines that the axes can show."""
     if chart.lines is None or not frame.height:
         return
-    columns = ("label", "x", "y", "x2", "y2")
-    for label, x, y, x2, y2 in chart.lines.select(columns).iter_rows():
+    for label, x, y, x2, y2 in chart.lines.select(("label", "x", "y", "x2", "y2")).iter_rows():
         if not (chart.log_x and min(x, x2) <= 0) and not (chart.log_y and min(y, y2) <= 0):
             yield prose(label), x, y, x2, y2
 

@@ -229,8 +229,7 @@ def table_cells(table: Table, rows: int) -> Iterator[Cells]:
         group = tuple(other for other in group if other in values)
         comparable = [value for other in group for value in values[other]]
         scale = common if name in times else None
-        missing = table.missing.get(name, "")
-        scale, texts = cells(name, values[name], missing, comparable, scale)
+        scale, texts = cells(name, values[name], table.missing.get(name, ""), comparable, scale)
         yield Cells(name, label, scale, texts, is_number(values[name]))
 
 

@@ -94,8 +94,7 @@ def _on_one_axis(results: Mapping[str, Result]) -> Mapping[str, Result]:
     idle, timeline = results.get("gpu_idle"), results.get("timeline")
     if not isinstance(idle, GpuIdle) or not isinstance(timeline, Timeline):
         return results
-    placed = idle.on_axis(timeline.places, one_clock=timeline.one_clock)
-    return {**results, "gpu_idle": placed}
+    return {**results, "gpu_idle": idle.on_axis(timeline.places, one_clock=timeline.one_clock)}
 
 
 def _marked(section: Section | None, diagnosis: Result, examination: Examination) -> Section | None:
@@ -105,8 +104,7 @@ def _marked(section: Section | None, diagnosis: Result, examination: Examination
     marked, replay = section.result.with_findings(diagnosis.diagnosis), examination.replay
     if isinstance(replay, Replay):
         return replace(section, result=marked.with_path(*replay.drawn_path()))
-    why = examination.missing.get(REPLAY, "")
-    return replace(section, result=marked.with_path(None, why))
+    return replace(section, result=marked.with_path(None, examination.missing.get(REPLAY, "")))
 
 
 def _about(paths: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.common.names import ADDRESS, frame_text, starting_with
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Meta, Trace, of_kinds
+from traceanalyzer.trace import Meta, Trace, of_kinds, overlaps
 from traceanalyzer.units import format_frac, format_ns
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ def _trace_of(window: Window, traces: Sequence[Trace]) -> Trace | None:
 
 
 def _sides(window: Window, trace: Trace) -> Iterator[pl.DataFrame]:
-    near = trace.events.filter(
-        pl.col("ts") < window.end_ns, pl.col("ts") + pl.col("dur") > window.start_ns
-    ).with_columns(pl.col("kind").cast(pl.String), start="ts", end=pl.col("ts") + pl.col("dur"))
+    end, spans = pl.col("ts") + pl.col("dur"), [(window.start_ns, window.end_ns)]
+    near = trace.events.filter(overlaps(pl.col("ts"), end, spans))
+    near = near.with_columns(pl.col("kind").cast(pl.String), start="ts", end=end)
     clipped = intervals.clip(near, window.start_ns, window.end_ns)
     length = window.end_ns - window.start_ns
     if trace.events["kind"].is_in(("cpu_op", "python_function")).any():

@@ -67,8 +67,7 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     Raises:
         OptionError: a pattern is not a regular expression.
     """
-    key = ("device_work", tuple(patterns))
-    return trace.once(key, lambda: _device_work(trace, patterns))
+    return trace.once(("device_work", tuple(patterns)), lambda: _device_work(trace, patterns))
 
 
 def work_rows(trace: Trace) -> pl.Series:

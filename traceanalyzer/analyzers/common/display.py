@@ -87,16 +87,9 @@ def bars(
     """
     frame = rows.filter(pl.col(length) > 0).head(BARS)
     return Chart(
-        name=name,
-        title=title,
-        mark="span",
-        frame=frame.with_columns(zero_ns=pl.lit(0, pl.Int64)),
-        x=length,
-        x2="zero_ns",
-        y=label,
-        x_label=x_label,
-        color=color,
-    )
+        name=name, title=title, mark="span", frame=frame.with_columns(zero_ns=pl.lit(0, pl.Int64)),
+        x=length, x2="zero_ns", y=label, x_label=x_label, color=color,
+    )  # fmt: skip
 
 
 def stacked(
@@ -125,18 +118,10 @@ def stacked(
         panel: column of panels, or None.
     """
     return Chart(
-        name=name,
-        title=title,
-        mark="bar",
-        frame=frame,
-        x=x,
-        y=y,
-        x_label=("" if x == "on" else x) if x_label is None else x_label,
-        y_label=y_label,
-        color=color,
-        panel=panel,
-        stacked=True,
-    )
+        name=name, title=title, mark="bar", frame=frame, x=x, y=y,
+        x_label=("" if x == "on" else x) if x_label is None else x_label, y_label=y_label,
+        color=color, panel=panel, stacked=True,
+    )  # fmt: skip
 
 
 def by_part(

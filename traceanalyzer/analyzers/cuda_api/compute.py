@@ -207,8 +207,7 @@ def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
     rows = [
         (number, call) for number, part in enumerate(parts) for call in part.sorts.synchronising
     ]
-    types = {"part": pl.UInt32, "call": pl.String}
-    waiting = pl.DataFrame(rows, schema=types, orient="row")
+    waiting = pl.DataFrame(rows, schema={"part": pl.UInt32, "call": pl.String}, orient="row")
     return waiting.with_columns(synchronises=pl.lit(value=True))
 
 

@@ -154,8 +154,7 @@ def _tables(result: CudaApi) -> Iterator[Table]:
         ranks = result.ranks.with_columns(display.places(result.ranks))
         by_rank = result.by_rank.with_columns(display.places(result.by_rank))
         yield Table("ranks", "Ranks", ranks, _RANKS)
-        columns = {"on": "rank", **_CALLS}
-        yield Table("by_rank", "Calls by rank", by_rank, columns, detail=True)
+        yield Table("by_rank", "Calls by rank", by_rank, {"on": "rank", **_CALLS}, detail=True)
 
 
 def _charts(result: CudaApi) -> Iterator[Chart]:

@@ -159,8 +159,7 @@ def _tables(result: Efficiency) -> Iterator[Table]:
             hide = ("calls", "kernel_frac", "device_ns")
             yield Table("findings", "Findings", result.findings, _FINDINGS, hide_first=hide)
         yield table_of_known("kinds", "Kinds of operators", result.kinds, _KINDS)
-    ranks = {**rank_column(result.ranks), **_RANKS}
-    yield table_of_known("ranks", "Ranks", result.ranks, ranks)
+    yield table_of_known("ranks", "Ranks", result.ranks, {**rank_column(result.ranks), **_RANKS})
     steps = {**rank_column(result.ranks), **_STEPS}
     yield table_of_known("steps", "Steps", result.steps, steps, detail=True)
     if result.has_shapes and result.uncovered.height:

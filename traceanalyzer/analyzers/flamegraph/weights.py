@@ -260,8 +260,7 @@ def of_threads(trace: Trace, threads: Sequence[str]) -> pl.Expr:
     wanted = pl.lit(value=False)
     for thread in threads:
         by_name = pl.col("label").str.contains(thread, literal=True).fill_null(value=False)
-        by_number = pl.col("tid").cast(pl.String) == thread
-        wanted |= by_name | by_number
+        wanted |= by_name | (pl.col("tid").cast(pl.String) == thread)
     chosen = named.filter(wanted)
     if chosen.is_empty():
         some = named.select(pl.coalesce("label", pl.col("tid").cast(pl.String))).to_series()

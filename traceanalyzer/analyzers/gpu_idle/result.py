@@ -824,13 +824,8 @@ def _gap_chart(result: GpuIdle) -> Chart:
         cause=cause, end_ns=pl.col("at_ns") + pl.col("end") - pl.col("start")
     )
     return Chart(
-        "gaps",
-        "Longest gaps by main cause",
-        "span",
-        rows.sort("rank", "device", "pid", "start"),
-        x="at_ns",
-        y="on" if result.units.height > 1 else "cause",
+        "gaps", "Longest gaps by main cause", "span", rows.sort("rank", "device", "pid", "start"),
+        x="at_ns", y="on" if result.units.height > 1 else "cause",
         x_label="time from the start" if result.one_clock else "time from the start of each rank",
-        color="cause",
-        x2="end_ns",
-    )
+        color="cause", x2="end_ns",
+    )  # fmt: skip

@@ -276,8 +276,7 @@ def _by_kernel(result: HostMetrics) -> Table:
 def _counters(result: HostMetrics) -> Table:
     names = ("on", "counter", "series", "unit", "n", "first", *_STATISTICS, "last")
     title = "All series by process, in base units"
-    columns = {name: name for name in names}
-    return Table("counters", title, result.counters, columns, detail=True)
+    return Table("counters", title, result.counters, {name: name for name in names}, detail=True)
 
 
 def _table(result: HostMetrics, name: str, title: str, chosen: pl.Expr, suffix: str) -> Table:
@@ -351,14 +350,7 @@ def _chart(result: HostMetrics, family: str, unit: str, members: pl.DataFrame) -
     frame = rows.select("at_ns", "on", panel.alias("counter"), pl.col("value").alias(value))
     label = _LABELS.get(unit, unit or "value")
     return Chart(
-        f"{family} {unit}".strip(),
-        f"{family}, {label}" if unit.endswith("/s") else family,
-        "line",
-        frame,
-        x="at_ns",
-        y=value,
-        x_label="time from the start",
-        y_label=label,
-        color="on" if several else None,
-        panel="counter",
-    )
+        f"{family} {unit}".strip(), f"{family}, {label}" if unit.endswith("/s") else family,
+        "line", frame, x="at_ns", y=value, x_label="time from the start", y_label=label,
+        color="on" if several else None, panel="counter",
+    )  # fmt: skip

@@ -175,8 +175,7 @@ def described(
         OptionError: an input is in memory or a summary, or an option needs all events.
     """
     paths = [item for item in items if isinstance(item, str) and not is_summary(item)]
-    others = len(paths) < len(items)
-    if others or any(reading.get(name) is not None for name in _NEED_ALL):
+    if len(paths) < len(items) or any(reading.get(name) is not None for name in _NEED_ALL):
         if required and any(isinstance(item, str) and is_summary(item) for item in items):
             raise OptionError("--quick is for trace files; summaries are small: leave it out")
         if required:

@@ -158,8 +158,7 @@ def measure(trace: Trace, options: Options) -> Part:
     part = Part(trace.meta.path, rows, kernels, devices, unfinished, before)
     if options.by not in _ON_HOST:
         return part
-    names = _launched_in(trace, work, options.by)
-    part = replace(part, work=rows.with_columns(names))
+    part = replace(part, work=rows.with_columns(_launched_in(trace, work, options.by)))
     return part if options.by == "annotation" else _with_replays(trace, work, part, options.by)
 
 

@@ -223,8 +223,7 @@ def blocking_copies(work: pl.DataFrame, names: Sequence[str]) -> pl.Series:
     across, pageable = (matching(names, [pattern]) for pattern in (_ACROSS, _PAGEABLE))
     is_copy = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_in(across)
     begun = pl.col("launch_end") > pl.col("start")
-    ended = pl.col("launch_end") >= pl.col("end")
-    blocks = ended | (begun & pl.col("name").is_in(pageable))
+    blocks = (pl.col("launch_end") >= pl.col("end")) | (begun & pl.col("name").is_in(pageable))
     # calls without an end are null
     return work["launch"].filter(work.select((is_copy & blocks).fill_null(value=False)).to_series())
 

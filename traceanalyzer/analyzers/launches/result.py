@@ -602,16 +602,10 @@ def _queues(result: Launches) -> Chart:
     more = streams.height - chosen.height
     busiest = f" ({chosen.height} streams with most launches)" if more else ""
     return Chart(
-        "queue",
-        f"Launch queues of streams{busiest}",
-        "line",
-        frame.select("at_ns", "length", label.alias("queue")),
-        x="at_ns",
-        y="length",
-        x_label="time from the start",
-        y_label="launches in the queue",
-        panel="queue",
-    )
+        "queue", f"Launch queues of streams{busiest}", "line",
+        frame.select("at_ns", "length", label.alias("queue")), x="at_ns", y="length",
+        x_label="time from the start", y_label="launches in the queue", panel="queue",
+    )  # fmt: skip
 
 
 def _delay_classes(delays: pl.DataFrame) -> Chart:
@@ -619,12 +613,7 @@ def _delay_classes(delays: pl.DataFrame) -> Chart:
         pl.when("waited").then(pl.lit("earlier work of its stream")).otherwise(pl.lit("nothing"))
     )
     return display.stacked(
-        "delays",
-        "Delay from launch call to start, by what the launch waited for",
-        delays.with_columns(labels.alias("waited_for")),
-        "delay",
-        y="n",
-        x_label="delay (lower bound)",
-        y_label="launches",
-        color="waited_for",
-    )
+        "delays", "Delay from launch call to start, by what the launch waited for",
+        delays.with_columns(labels.alias("waited_for")), "delay", y="n",
+        x_label="delay (lower bound)", y_label="launches", color="waited_for",
+    )  # fmt: skip

@@ -356,8 +356,7 @@ class MemoryErrors(Result):
 
     def view(self) -> View:
         """Return the errors, advice, and memory live at the first error."""
-        scalars = {"ooms": self.errors.height}
-        return self.view_from(_verdict, _notes, _tables, scalars=scalars)
+        return self.view_from(_verdict, _notes, _tables, scalars={"ooms": self.errors.height})
 
 
 def _verdict(result: MemoryErrors) -> str:

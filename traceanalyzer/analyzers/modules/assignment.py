@@ -556,8 +556,7 @@ def launchers(
         captured: rows of :func:`~traceanalyzer.analyzers.operators.call_tree.captured_calls`.
         in_capture: ``module`` and ``phase`` of those.
     """
-    alone = _with_place(work, place).filter(~pl.col("replayed"))
-    both = (alone, captured.hstack(in_capture))
+    both = (_with_place(work, place).filter(~pl.col("replayed")), captured.hstack(in_capture))
     renamed = [one.rename({"module": "to", "phase": "to_phase"}) for one in both]
     return pl.concat([replays.known(one, ["to", "to_phase"]) for one in renamed])
 

@@ -114,8 +114,7 @@ class Modules(Result):
 
     def view(self) -> View:
         """Build the view: modules, classes, work, ranks; bars and flame graphs."""
-        flames = partial(_flames, self)
-        return self.view_from(_verdict, _notes, _tables, _charts, flames=flames)
+        return self.view_from(_verdict, _notes, _tables, _charts, flames=partial(_flames, self))
 
 
 def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:

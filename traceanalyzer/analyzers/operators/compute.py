@@ -169,8 +169,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         if name == "device_ns":
             once = None if nested is None else nested * is_outermost
             sums.append(_summed(f"once_{name}", once, row, keys))
-    runs = runs_operators(tree)
-    running = _summed("self_host_ns", self_host * runs, row, keys)
+    running = _summed("self_host_ns", self_host * runs_operators(tree), row, keys)
     in_capture = call_tree.callers(excerpt.captured, tree)
     work, captured = (
         rows.with_columns(intervals.nullable("row", row[of], of != nesting.ROOT))

@@ -159,8 +159,7 @@ class Overlap(Result):
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
-        scalars = _summed(self.devices)
-        return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=_summed(self.devices))
 
     @property
     def low(self) -> pl.DataFrame:
@@ -465,15 +464,10 @@ def _timeline(result: Overlap) -> Chart:
     busy = {name: label for name, label in PART_NAMES.items() if label != IDLE}
     shares = frame.with_columns(pl.col(name) / pl.col("span_ns") for name in busy)
     return display.stacked(
-        "utilisation",
-        "Device utilisation over time",
-        display.by_part(shares, ["on", "at_ns"], busy, "share_frac"),
-        "at_ns",
-        y="share_frac",
-        x_label="time from the start",
-        y_label="share of the time",
-        panel=_panel(frame),
-    )
+        "utilisation", "Device utilisation over time",
+        display.by_part(shares, ["on", "at_ns"], busy, "share_frac"), "at_ns", y="share_frac",
+        x_label="time from the start", y_label="share of the time", panel=_panel(frame),
+    )  # fmt: skip
 
 
 def _panel(frame: pl.DataFrame) -> str | None:

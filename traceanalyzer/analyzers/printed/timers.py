@@ -115,8 +115,7 @@ def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame
     ]
     lines = known.drop_nulls("column").group_by(keys, maintain_order=True)
     rows = lines.agg(*columns, pl.col("printed_ns").first(), pl.col("line").max())
-    parts = ["forward_ns", "backward_ns", "optimizer_ns"]
-    sums = pl.sum_horizontal(parts, ignore_nulls=False)
+    sums = pl.sum_horizontal(["forward_ns", "backward_ns", "optimizer_ns"], ignore_nulls=False)
     whole = rows.with_columns(duration_ns=pl.coalesce("iteration_ns", sums))
     whole = left_join(
         whole, iterations.select(*keys, "iteration", "tflops").drop_nulls("iteration"), keys

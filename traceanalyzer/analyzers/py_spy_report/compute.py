@@ -607,8 +607,7 @@ def _share(name: str, total: float) -> pl.Expr:
 def _proportion(paths: pl.DataFrame, unit: str) -> pl.Series:
     """Return texts such as ``53.05% (7468)``, as in itwinai's report."""
     percent = _texts(paths["samples_frac"], lambda value: f"{100 * value:.2f}%")
-    count = _texts(paths["samples"], lambda value: f"({_count(value, unit)})")
-    return percent + " " + count
+    return percent + " " + _texts(paths["samples"], lambda value: f"({_count(value, unit)})")
 
 
 def _count(weight: float, unit: str) -> str:

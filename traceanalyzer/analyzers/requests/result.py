@@ -280,14 +280,8 @@ def _charts(result: Requests) -> Iterator[Chart]:
         yield display.stacked("parts", title, frame, "request")
     if rows["start_ns"].null_count() < rows.height:
         yield Chart(
-            name="first_token",
-            title="Time to first token over time",
-            mark="scatter",
-            frame=rows.drop_nulls("start_ns").head(_POINTS),
-            x="start_ns",
-            y="ttft_ns",
-            x_label="start of the request",
-            y_label="time to first token",
-            color="run" if log else None,
-            label="request",
-        )
+            name="first_token", title="Time to first token over time", mark="scatter",
+            frame=rows.drop_nulls("start_ns").head(_POINTS), x="start_ns", y="ttft_ns",
+            x_label="start of the request", y_label="time to first token",
+            color="run" if log else None, label="request",
+        )  # fmt: skip

@@ -224,8 +224,7 @@ def _roofs(rows: pl.DataFrame, options: Options) -> pl.DataFrame:
             best = of_gpu[column].max() if kind else None
             if kind and isinstance(best, float) and best > 0:
                 known[kind, column[5:]] = (best, "ncu")
-        given = with_given(peaks_of(None), options.peak, None).tflops
-        for precision, tflops in given.items():
+        for precision, tflops in with_given(peaks_of(None), options.peak, None).tflops.items():
             known["peak", _data_sheet_name(precision)] = (tflops * _TERA, "given")
         for level, gbps in bandwidths.items():
             known["bandwidth", level] = (gbps * _GIGA, "given")

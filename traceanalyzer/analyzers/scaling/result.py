@@ -289,15 +289,6 @@ def lines_of(
 ) -> Chart:
     """Return a chart of lines by ``series`` over ``x``, with logarithmic axes."""
     return Chart(
-        name=name,
-        title=title,
-        mark="line",
-        frame=frame.sort("series", x),
-        x=x,
-        y=column,
-        x_label=unit,
-        y_label=label,
-        color="series",
-        log_x=True,
-        log_y=log_y,
-    )
+        name=name, title=title, mark="line", frame=frame.sort("series", x), x=x, y=column,
+        x_label=unit, y_label=label, color="series", log_x=True, log_y=log_y,
+    )  # fmt: skip

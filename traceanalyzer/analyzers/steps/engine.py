@@ -84,8 +84,7 @@ def measured(trace: Trace, steps: pl.DataFrame) -> Measured:
         return Measured(rows, pl.DataFrame(schema=_EXPOSED))
     rows = rows.filter(of_engine)
     windows = _windows(work, rows)
-    idle = intervals.subtract(windows, work)
-    exposed = _with_functions(trace, idle, rows.row(0, named=True))
+    exposed = _with_functions(trace, intervals.subtract(windows, work), rows.row(0, named=True))
     is_wait = [wait_of(name) == REQUESTS for name in exposed["function"]]
     exposed = exposed.filter(~pl.Series(is_wait, dtype=pl.Boolean))
     before = linking.label_by_interval(exposed.select(ts="start"), windows)["interval"]

@@ -121,8 +121,7 @@ class Steps(Result):
     def fallen_back(self) -> pl.DataFrame:
         """Decode steps that run eagerly although others run with graphs."""
         decode = self.engine_steps.filter(pl.col("phase") == DECODE).drop_nulls("mode")
-        is_eager = pl.col("mode") == engine.EAGER
-        eager = decode.filter(is_eager)
+        eager = decode.filter(pl.col("mode") == engine.EAGER)
         return eager if eager.height < decode.height else eager.clear()
 
     @cached_property
@@ -306,8 +305,7 @@ def _apart(result: Steps) -> str:
     """Describe the step in which ranks differ most."""
     if result.common.is_empty():
         return ""
-    rows = result.common.sort("spread_ns", "step", descending=[True, False])
-    widest = rows.row(0, named=True)
+    widest = result.common.sort("spread_ns", "step", descending=[True, False]).row(0, named=True)
     if widest["spread_frac"] < APART_FRAC:
         return "Step times of ranks are about equal."
     return (
@@ -363,8 +361,7 @@ def _tables(result: Steps) -> tuple[Table, ...]:
     phases = display.table_of_known("phases", by_phase, result.phases, _PHASES)
     title = "Exposed host time before steps: what the host runs while the devices wait"
     code = Table("scheduler", title, result.scheduler, _SCHEDULER)
-    known = [table for table in (phases, code) if table.frame.height]
-    return (*known, *_step_tables(result))
+    return (*[table for table in (phases, code) if table.frame.height], *_step_tables(result))
 
 
 def _step_tables(result: Steps) -> tuple[Table, ...]:

@@ -142,8 +142,7 @@ def combine(parts: Sequence[Part], options: Options) -> Timeline:
     compared = _compared(parts, options)
     shifts, one_clock = alignment.shifts([_recorded(part) for part in parts], compared)
     axis = _axis(parts, shifts)
-    waits = _waits(compared, axis)
-    divided = with_waits(axis.place_table(parts, "states"), waits, ["lane"])
+    divided = with_waits(axis.place_table(parts, "states"), _waits(compared, axis), ["lane"])
     divided, state_ns = coarser(divided, MOST, ["lane"], "state")
     work = axis.place_table(parts, "events")
     if compared is not None:

@@ -138,8 +138,7 @@ class Timeline(Result):
         keys = ["rank", "path"]
         first = self.places.sort("lane").unique(keys, keep="first", maintain_order=True)
         rows = path.join(first.drop("device"), on=keys, nulls_equal=True, maintain_order="left")
-        of_device = self.places.select(*keys, "device", of="lane")
-        rows = left_join(rows, of_device, [*keys, "device"])
+        rows = left_join(rows, self.places.select(*keys, "device", of="lane"), [*keys, "device"])
         begin, end = (pl.col(name) + pl.col("shift") for name in ("start", "end"))
         placed = rows.with_columns(pl.coalesce("of", "lane").alias("lane"), start=begin, end=end)
         # clocks of ranks differ by little

@@ -473,15 +473,8 @@ def _charts(result: Transfers) -> tuple[Chart, ...]:
     title = "Time of copies and memsets by size"
     total = stacked("total", title, frame, "size", y="total_ns", y_label="total", color="copy")
     rate = Chart(
-        name="bandwidth",
-        title="Bandwidth by size",
-        mark="scatter",
-        frame=frame.drop_nulls("rate_gbps"),
-        x="size",
-        y="rate_gbps",
-        x_label="size",
-        y_label="bandwidth",
-        color="copy",
-        log_y=True,
-    )
+        name="bandwidth", title="Bandwidth by size", mark="scatter",
+        frame=frame.drop_nulls("rate_gbps"), x="size", y="rate_gbps", x_label="size",
+        y_label="bandwidth", color="copy", log_y=True,
+    )  # fmt: skip
     return (total, *([rate] if rate.frame.height else []))

@@ -303,8 +303,7 @@ def next_events(text: Text, offset: int, container: Container) -> int | None:
     Raises:
         AnotherRecordingError: the next array is that of another object.
     """
-    head = text.read(offset, WINDOW_BYTES).lstrip(_BLANKS)
-    if container.is_object or head.startswith(b'"'):
+    if container.is_object or text.read(offset, WINDOW_BYTES).lstrip(_BLANKS).startswith(b'"'):
         events, at = _members(text, offset, container)
         if events is not None or at is None:
             return events

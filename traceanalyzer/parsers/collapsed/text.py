@@ -167,8 +167,7 @@ def _counts_events(data: list[bytes]) -> bool:
 
 def _is_of_torch(data: list[bytes]) -> bool:
     """Whether most stacks have frames of ``export_stacks``, which have no blanks."""
-    matches = sum(1 for line in data if _TORCH_LINE.match(line))
-    return bool(data) and matches >= _MOST * len(data)
+    return bool(data) and sum(1 for line in data if _TORCH_LINE.match(line)) >= _MOST * len(data)
 
 
 def _austin(headers: dict[bytes, bytes], data: list[bytes]) -> Dialect:

@@ -247,8 +247,7 @@ class Snapshot:
         self, tagged: TaggedArray, dtype: pl.DataType | type[pl.DataType] = pl.String
     ) -> pl.Series:
         """Return texts; null if absent."""
-        codes = self.codes(tagged)
-        used, place = np.unique(codes, return_inverse=True)
+        used, place = np.unique(self.codes(tagged), return_inverse=True)
         texts = [None if code < 0 else self.texts[code] for code in used.tolist()]
         return pl.Series(texts, dtype=pl.String).cast(dtype).gather(place)
 

@@ -193,8 +193,7 @@ def _issues(
 ) -> Iterator[Finding]:
     pickled = reading.document
     if not pickled.complete:
-        read = f"{pickled.consumed:,} bytes read"
-        yield ("data_loss", "truncated", 1, read)
+        yield ("data_loss", "truncated", 1, f"{pickled.consumed:,} bytes read")
     yield from source.issues
     if pickled.trailing:
         yield ("notice", "trailing-bytes", pickled.trailing, None)

@@ -271,8 +271,7 @@ def _number(cells: pl.Series) -> pl.Series:
 def text_values(texts: pl.Series, numbers: pl.Series) -> pl.Series:
     """Return the values that are text, such as ``CachePreferNone``; null for all others."""
     cells = texts.str.strip_chars()
-    lower = cells.str.to_lowercase()
-    nothing = lower.is_in([*_NOTHING, "nan", "inf", "-inf", "+inf", "-nan"])
+    nothing = cells.str.to_lowercase().is_in([*_NOTHING, "nan", "inf", "-inf", "+inf", "-nan"])
     return cells.set(numbers.is_not_null() | nothing | cells.is_null(), None)
 
 

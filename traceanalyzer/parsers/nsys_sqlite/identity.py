@@ -227,8 +227,7 @@ def _thread_names(export: tables.Export) -> pl.DataFrame:
 def _named_threads(export: tables.Export) -> dict[int, int]:
     """Return ranks by process, from threads called ``MPI Rank 3``."""
     ranks = {}
-    named = [*_thread_names(export).iter_rows(), *nvtx.thread_names(export).items()]
-    for thread, name in named:
+    for thread, name in [*_thread_names(export).iter_rows(), *nvtx.thread_names(export).items()]:
         if match := _MPI_THREAD.match(name or ""):
             ranks[tables.process_of(thread)] = int(match[1])
     return ranks

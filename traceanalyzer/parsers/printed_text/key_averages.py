@@ -142,8 +142,7 @@ class Reader:
         self._pending = None
         values: dict[str, float | str | None] = dict(self._values(cells))
         texts = {_TEXTS[h]: c.strip() for h, c in self._by_heading(cells) if h in _TEXTS}
-        stack = [self._location(cells), *more]
-        frames = [frame for frame in stack if frame and frame != "--"]
+        frames = [frame for frame in [self._location(cells), *more] if frame and frame != "--"]
         if frames:
             texts["stack"] = "\n".join(frames)  # innermost first
         values |= {metric: text for metric, text in texts.items() if text}

@@ -131,8 +131,7 @@ def _links(reading: DatabaseReader) -> pl.DataFrame:
 
 def _used(reading: DatabaseReader, links: pl.DataFrame) -> pl.DataFrame:
     """Return the processes and GPUs of all operations."""
-    operations = reading.database.read(OP, integers=("id", "gpuId"))
-    joined = operations.join(links, on="id", how="left")
+    joined = reading.database.read(OP, integers=("id", "gpuId")).join(links, on="id", how="left")
     return joined.select(owner="pid", device=pl.col("gpuId").cast(pl.Int32, strict=False)).unique()
 
 
