@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,54 @@ def test_annotations_in_a_separate_file(tmp_path: Path, of_graph: int, folder: s
     assert device_ns(ta.modules(alone)) == device_ns(ta.modules(inside))
 
 
+@pytest.mark.parametrize("key", ["module_fqn", "name", "str"])
+def test_annotations_in_a_pickle(tmp_path: Path, key: str) -> None:
+    """As PyTorch 2.13 writes them; a text alone, there under ``str``, names a part of the model."""
+    shared = {key: "layers.0.mlp"}
+    nodes = {(1 << 32) + node: [shared] for node in range(3)} | {(1 << 32) + 3: ["head"]}
+    (tmp_path / "kernel_annotations_rank0_fwd_bwd.pkl").write_bytes(pickle.dumps(nodes))
+    path = write(tmp_path / "rank0.json", replay(0, 1, named=False))
+    assert device_ns(ta.modules(path)) == {
+        "layers.0/mlp": 5 + 3 + 11, "head": 7, None: 13 + 1 + 26 + 14,
+    }  # fmt: skip
+
+
+class Call:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (Path("called"), "")
+
+
+@pytest.mark.parametrize(
+    "data", [pickle.dumps({1: Call()}), b"\x80\x04}", b"\x80\x04" + b"]" * 9 + b"a" * 8 + b"."]
+)
+def test_a_pickle_that_is_no_plain_data_is_a_notice(
+    data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kernel_annotations_rank0_x.pkl").write_bytes(data)
+    trace = ta.read(write(tmp_path / "r.json", replay(0, 1, named=False)), columns=("args",))
+    assert trace.issues["code"].to_list() == ["annotations-unreadable"]
+    assert not Path("called").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "module"),
+    [
+        ({"name": "attention"}, "attention"),
+        ({"annotation": '[{"module_fqn": "layers.3"}]'}, "layers.3"),
+        ({"annotation": '[{"str": "mlp"}]'}, "mlp"),
+    ],
+)
+def test_the_name_of_a_graph_node_is_its_module(
+    args: dict[str, str], module: str, tmp_path: Path
+) -> None:
+    events = replay(0, 1, named=False)
+    events[2]["args"] |= args
+    assert device_ns(ta.modules(write(tmp_path / "r.json", events))) == {module: 5, None: 75}
+
+
 @pytest.mark.parametrize("text", ["[1", "[]", '{"x": 1}', '{"1": 2}', '{"x": [{"a": 1}]}', ""])
 def test_damaged_annotations_are_a_notice(tmp_path: Path, text: str) -> None:
     (tmp_path / "kernel_annotations_rank0.json").write_text(text)
@@ -165,6 +215,36 @@ def test_lines_of_kernels_in_a_separate_file(name: str, tmp_path: Path) -> None:
     assert "args" in ta.read(path, args_with_modules="lines").events.columns
 
 
+def lines_of(folder: Path, graphs: Sequence[dict[str, int]], kernels: str) -> list[int | None]:
+    """Line of each kernel, given those of the calls of each graph."""
+    for at, graph in enumerate(graphs):
+        text = json.dumps({call: frame(line) for call, line in graph.items()})
+        (folder / f"kernel_stack_traces_{at}.json").write_text(text)
+    path = write(
+        folder / "rank0.json",
+        [work(name, 10 * at, 5, at) for at, name in enumerate(kernels.split())],
+    )
+    events = ta.read(path, columns=("args",)).events
+    lines = events["args"].str.extract(r"line (\d+), in norm").cast(int)
+    return lines.to_list()
+
+
+def test_products_of_libraries_have_the_lines_between_their_neighbors(tmp_path: Path) -> None:
+    """Only if all graphs have the same calls there, one for each kernel or a single one."""
+    mm = "extern_kernels.mm"
+    first = {"p:1": 1, f"{mm}:2": 2, "q:3": 3, f"{mm}:10": 4, f"{mm}:9": 5, "r:11": 6}
+    first[f"{mm}:12"] = 7
+    assert lines_of(tmp_path, [first], "g p g q g h r g p g q g h r g eager") == [
+        None, 1, 2, 3, 5, 4, 6, 7, 1, 2, 3, 5, 4, 6, None, None,
+    ]  # fmt: skip
+    split = "p g sum q g h i r g eager p g sum q g h r"
+    assert lines_of(tmp_path, [first], split) == [
+        1, 2, 2, 3, None, None, None, 6, None, None, 1, 2, 2, 3, 5, 4, 6,
+    ]  # fmt: skip
+    other = {"p:1": 1, f"{mm}:2": 8, "q:3": 3}
+    assert lines_of(tmp_path, [first, other], "p g q g h r") == [1, None, 3, 5, 4, 6]
+
+
 def test_lines_that_launched_the_nodes_of_a_graph(tmp_path: Path) -> None:
     stacks = {
         str((1 << 32) + node): f"{MODEL}:{27 + node}:norm\n{MODEL}:42:forward"
@@ -202,10 +282,15 @@ def test_a_finding_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
     assert "norm (me/model.py:27)" in title
 
 
-def test_a_finding_has_the_module_of_its_kernel(tmp_path: Path) -> None:
-    """That of all layers, from a file beside the trace."""
+INLINE = '{\n"schemaVersion": 1,\n"cudaGraphInlineAnnotated": true,\n"traceEvents": '
+
+
+@pytest.mark.parametrize("start", ["", INLINE, '{"schemaVersion": 1, "traceEvents": '])
+def test_a_finding_has_the_module_of_its_kernel(start: str, tmp_path: Path) -> None:
+    """That of all layers, from a file beside the trace, or from a trace with a sign of it."""
     nodes = {node: [{"module_fqn": f"layers.{node}.mlp.up"}] for node in range(4)}
-    (tmp_path / "kernel_annotations_rank0.json").write_text(json.dumps(nodes))
+    if not start:
+        (tmp_path / "kernel_annotations_rank0.json").write_text(json.dumps(nodes))
     events = []
     for number in range(4):
         at, key = 1000 * number, number + 1
@@ -213,8 +298,12 @@ def test_a_finding_has_the_module_of_its_kernel(tmp_path: Path) -> None:
         events += [slice_("user_annotation", f"ProfilerStep#{number}", 1, at, at + 1000), call]
         for node in range(4):
             ids: dict[str, Any] = {"graph node id": node, "graph id": 1}
-            events.append(work("my_kernel", at + 10 + 240 * node, 235, key, **ids))
-    found = ta.diagnose(write(tmp_path / "rank0.json", events)).findings
+            args = ids | (nodes[node][0] if start else {})
+            events.append(work("my_kernel", at + 10 + 240 * node, 235, key, **args))
+    path = write(tmp_path / "rank0.json", events)
+    if start:
+        path.write_text(f"{start}{json.dumps(events)}}}")
+    found = ta.diagnose(path).findings
     (title,) = [one.title for one in found if one.id == "one-kernel"]
     assert "layers.*.mlp.up" in title
 

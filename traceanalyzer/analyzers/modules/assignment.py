@@ -409,8 +409,13 @@ def _stem() -> pl.Expr:
     return pl.col("name").str.extract(_STEM).str.to_lowercase().str.replace_all("_", "")
 
 
-_MODULE = r'"module_fqn"\s*:\s*"([^"]+)"'
-_BACKWARD_PHASE = r'"autograd_phase"\s*:\s*"backward'
+#: The module of a kernel, else the name that the program gave a node of a graph; also in a list
+#: that is a text.
+_MODULE = (
+    r'\\?"module_fqn\\?"\s*:\s*\\?"([^"\\]+)',
+    r'(?s)"graph node id".*\\?"(?:name|str)\\?"\s*:\s*\\?"([^"\\]+)',
+)
+_BACKWARD_PHASE = r'"autograd_phase\\?"\s*:\s*\\?"backward'
 #: ``layers.0`` is one module: a container has no work of its own.
 _PATH_LEVEL = re.compile(r"[^.]+(?:\.\d+)*")
 #: Of rows outside of any module.
@@ -424,7 +429,7 @@ def are_launched(trace: Trace) -> bool:
 
 def are_annotated(trace: Trace) -> bool:
     """Whether device work has modules in its arguments."""
-    return bool(_texts(trace).str.contains(_MODULE).any())
+    return bool(_named(_texts(trace)).count())
 
 
 def _texts(trace: Trace) -> pl.Series:
@@ -438,8 +443,11 @@ def named_modules(trace: Trace, events: pl.Series) -> pl.Series:
     args = trace.events.get_column("args", default=None)
     if args is None:
         return pl.repeat(None, len(events), dtype=pl.String, eager=True)
-    names: pl.Series = args.gather(events).cast(pl.String).str.extract(_MODULE)
-    return names
+    return _named(args.gather(events).cast(pl.String))
+
+
+def _named(args: pl.Series) -> pl.Series:
+    return args.to_frame().select(pl.coalesce(args.str.extract(one) for one in _MODULE)).to_series()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -26,7 +27,15 @@ from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.schema import LAST_EPOCH_NS
-from traceanalyzer.trace import Device, Meta, Trace, is_truncated, issue_rows, sort_events
+from traceanalyzer.trace import (
+    Device,
+    Meta,
+    Trace,
+    is_truncated,
+    issue_rows,
+    of_kinds,
+    sort_events,
+)
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Issues without data loss; all others are losses.
@@ -70,8 +79,11 @@ _XLA_BYTES = 1 << 12
 _WITH_MODULES = re.compile(
     rb'"with_(?:modules|stack)"\s*+:\s*+1|\A(?!\s*+\{\s*+"(?:schemaVersion|distributedInfo)")'
 )
-#: Events of a trace to which PyTorch has added the lines that Inductor made kernels of.
-_WITH_LINES = re.compile(rb'"uid"\s*+:\s*+\d')
+#: Signs that PyTorch has added arguments to the kernels of a trace: lines that Inductor made them
+#: of, annotations of CUDA graphs; versions without a sign write a trace in one line by ``json``.
+_ADDED = re.compile(
+    rb'"uid"\s*+:\s*+\d|"cudaGraphInlineAnnotated"\s*+:\s*+true|\A\s*+\{[ \t]*+"schemaVersion"'
+)
 _HEAD_BYTES = 1 << 16
 
 #: Overlap of consecutive work of a stream that its clock or a programmatic launch may cause.
@@ -107,7 +119,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
         if first is not None and (wanted := selection.args_with_modules):
             settings = text.read(max(0, first - _HEAD_BYTES), min(first, _HEAD_BYTES))
             is_stated = wanted is True and _WITH_MODULES.search(settings)
-            if is_stated or _WITH_LINES.search(head) or _are_there(source.path):
+            if is_stated or _ADDED.search(settings + head) or _are_there(source.path):
                 reading = replace(reading, columns=reading.columns | {"args"})
         collect(text, first, reading, container, collected)
     except NotATraceError as error:
@@ -295,15 +307,17 @@ def _text(value: Any) -> str | None:
 # ``torch.cuda.graph_annotations`` and ``torch._inductor.debug``. A trace without these arguments
 # gets them from files beside it or in the folder above:
 #
-# - ``kernel_annotations_rank0_*.json``: dictionaries of arguments, or names, of each graph node.
+# - ``kernel_annotations_rank0_*.json`` (until PyTorch 2.13 a pickle, ``*.pkl``): dictionaries of
+#   arguments, or names, of each graph node.
 # - ``*py_stacks*.json.gz`` of ``dump_kernel_py_stacks``: the lines that launched each node.
 # - ``dedicated_log_torch_trace*.log`` (TORCH_TRACE), ``*kernel_stack_traces*.json`` of tlparse, and
 #   ``kernel_information.json`` of AOTInductor: the stacks of the operators that Inductor made a
-#   kernel of. A kernel of this name in two graphs, of different lines, gets none.
+#   kernel of. A kernel of this name in two graphs, of different lines, gets none. Kernels of
+#   libraries (``extern_kernels.mm``) get those of the calls between the same two of Inductor's.
 
 
 _MAX_BYTES = 256 << 20
-_ERRORS = (OSError, EOFError, ValueError, TypeError, AttributeError, KeyError)
+_ERRORS = (OSError, EOFError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 #: torchtitan names traces by rank: ``000003.1764412345.pt.trace.json``.
 _RANK = re.compile(r"(\d{1,7})\.")
 _OF_RANK = re.compile(r"rank[_-]?(\d{1,7})")
@@ -314,12 +328,16 @@ _NODE, _GRAPH = (
 _FRAME = re.compile(r"^(.+):(\d{1,9}):([^:\n]+)$", re.MULTILINE)
 #: An artifact of PyTorch's structured log; lines of its content begin with a tab.
 _IN_LOG = re.compile(rb'"name": "\w*kernel_stack_traces"[^\n]*\n((?:\t[^\n]*\n?)+)')
-_SUFFIX = re.compile(r"\.(?:json|log)")
+_SUFFIX = re.compile(r"\.(?:json|log|pkl)")
 #: A line of the program, not of PyTorch.
 _PLACE = re.compile(r'File "(?![^"\n]*[/\\]torch[/\\])[^"\n]*", line \d+')
 
 _Texts = dict[str, str]
-_Reader = Callable[[list[Any]], _Texts]
+#: Number, kernel and stacks of a call.
+_Call = tuple[int, str, list[str]]
+_Calls = list[_Call]
+#: Returns the arguments to add to each event, as the inside of a JSON object.
+_Reader = Callable[[list[Any], pl.DataFrame], pl.Expr]
 
 
 def _annotated(trace: Trace) -> Trace:
@@ -328,22 +346,24 @@ def _annotated(trace: Trace) -> Trace:
     A file that cannot be read is a notice in ``issues``. Nodes are numbered by their id, or by
     that of the graph in the upper and their own in the lower 32 bits.
     """
-    issues, rows = trace.issues, trace.events[["kind", "name", "args"]]
+    issues, rows = trace.issues, trace.events[["kind", "name", "args", "device", "stream", "ts"]]
+    args = pl.col("args").str.strip_chars_end().str.strip_suffix("}")
     for files, read in _readers(trace.meta.path, trace.meta.rank):
         try:
-            known = read([content for path in files for content in _contents(path)])
+            added = read([content for path in files for content in _contents(path)], rows)
         except _ERRORS as error:
             row = ("notice", "annotations-unreadable", 1, f"{files[0].name}: {error}")
             issues = pl.concat([issues, issue_rows([row], trace.meta.rank)])
             continue
-        if known:
-            rows = rows.with_columns(args=_with_added(known, is_named=read is _of_kernels))
+        with_added = pl.concat_str(args, pl.lit(","), added, pl.lit("}"))
+        with_added = pl.when(of_kinds(DEVICE_WORK)).then(with_added)
+        rows = rows.with_columns(args=with_added.fill_null(pl.col("args")))
     return replace(trace, issues=issues, events=trace.events.with_columns(rows["args"]))
 
 
 def _are_there(path: str) -> bool:
     """Whether there are files with annotations or stacks of the kernels of a trace."""
-    return any(files for files, _ in _readers(path, None))
+    return any(_readers(path, None))
 
 
 def _readers(path: str, rank: int | None) -> Iterator[tuple[list[Path], _Reader]]:
@@ -355,7 +375,8 @@ def _readers(path: str, rank: int | None) -> Iterator[tuple[list[Path], _Reader]
     near = [one for folder in trace.absolute().parents[:2] for one in _listed(folder)]
     of_rank = [one for one in near if not (of := _OF_RANK.search(one.name)) or int(of[1]) == rank]
     for pattern, most, read in _FILES:
-        yield [one for one in of_rank if pattern in one.name][:most], read
+        if files := [one for one in of_rank if pattern in one.name][:most]:
+            yield files, read
 
 
 def _listed(folder: Path) -> tuple[Path, ...]:
@@ -378,56 +399,141 @@ def _contents(path: Path) -> list[Any]:
         text = file.read(_MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:
         raise ValueError("larger than 256 MiB")
+    if path.suffix == ".pkl":
+        return [_unpickled(text)]
     parts = _IN_LOG.findall(text) if path.suffix == ".log" else [text]
     return [msgspec.json.decode(part) for part in parts]
 
 
-def _with_added(known: _Texts, *, is_named: bool) -> pl.Expr:
-    """Return the arguments with those of each kernel by its name, or of each node by its id."""
-    keys = (
-        [pl.when(~pl.col("args").str.contains('"stack":', literal=True)).then("name")]
-        if is_named
-        else [number.cast(pl.String) for number in (_NODE, _GRAPH * (1 << 32) + _NODE)]
+def _unpickled(text: bytes) -> Any:
+    """Return the plain data of a pickle; nothing in it is executed.
+
+    Raises:
+        ValueError: it has classes or functions, or is damaged.
+    """
+    from traceanalyzer.parsers.memory_snapshot import unpickler
+
+    loader = unpickler.PlainUnpickler([text])
+    loader.most_key = 1 << 63
+    try:
+        content = _as_json(loader.load())
+    except unpickler.Refused as refused:
+        raise ValueError(refused.what) from None
+    if not loader.complete:
+        raise ValueError("truncated")
+    return content
+
+
+def _as_json(value: Any) -> Any:
+    """Return unpickled data, whose texts are bytes, with the types of JSON."""
+    if isinstance(value, dict):
+        return {str(_as_json(key)): _as_json(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _looked_up(key: pl.Expr, texts: _Texts) -> pl.Expr:
+    return key.cast(pl.String).replace_strict(
+        list(texts), list(texts.values()), default=None, return_dtype=pl.String
     )
-    texts = [key.cast(pl.String).replace_strict(known, default=None) for key in keys]
-    args = pl.col("args").str.strip_chars_end().str.strip_suffix("}")
-    with_added = pl.concat_str(args, pl.lit(","), pl.coalesce(texts), pl.lit("}"))
-    return pl.when(pl.col("kind") == "kernel").then(with_added).fill_null(pl.col("args"))
 
 
-def _of_annotations(contents: list[Any]) -> _Texts:
-    """Return the arguments of each node as the inside of a JSON object."""
+def _of_node(texts: _Texts) -> pl.Expr:
+    """Return the text of each node, by its number alone or with that of its graph."""
+    return pl.coalesce(_looked_up(key, texts) for key in (_NODE, _GRAPH * (1 << 32) + _NODE))
+
+
+def _of_annotations(contents: list[Any], _rows: pl.DataFrame) -> pl.Expr:
+    """Return the arguments of each node; a text, ``str`` until PyTorch 2.13, is its name."""
     texts = {}
     for node, annotations in _items(contents):
         args: dict[str, Any] = {}
         for one in annotations:
-            args |= one if isinstance(one, dict) else {"annotation": one}
+            args |= one if isinstance(one, dict) else {"name": one}
         if args:
-            texts[str(int(node))] = _inside(args)
-    return texts
+            named = {"name" if key == "str" else key: value for key, value in args.items()}
+            texts[str(int(node))] = _inside(named)
+    return _of_node(texts)
 
 
-def _of_nodes(contents: list[Any]) -> _Texts:
+def _of_nodes(contents: list[Any], _rows: pl.DataFrame) -> pl.Expr:
     """Return the stack that launched each node, in the layout of Python's tracebacks."""
     texts = {}
     for node, stack in _items(contents):
         frames = reversed(_FRAME.findall(stack))
         lines = (f'  File "{file}", line {line}, in {name}\n' for file, line, name in frames)
         texts[str(int(node))] = _inside({"stack": ["".join(lines)]})
-    return texts
+    return _of_node(texts)
 
 
-def _of_kernels(contents: list[Any]) -> _Texts:
-    """Return the stacks of each kernel that has the same lines in all its calls and graphs."""
+def _of_kernels(contents: list[Any], rows: pl.DataFrame) -> pl.Expr:
+    """Return the stacks of each kernel that has the same lines in all its calls and graphs.
+
+    A kernel that no graph names has those of the calls between its neighbors.
+    """
+    graphs = [[_call(*item) for item in content.items()] for content in contents]
     texts: _Texts = {}
     lines: dict[str, set[frozenset[str]]] = {}
-    for call, value in _items(contents):
-        stacks = value["stack_traces"] if isinstance(value, dict) else value
-        kernel = call.rpartition(":")[0] or call
+    for _, kernel, stacks in (call for graph in graphs for call in graph):
         texts.setdefault(kernel, _inside({"stack": stacks}))
         places = frozenset(found[-1] for one in stacks if (found := _PLACE.findall(one)))
         lines.setdefault(kernel, set()).add(places)
-    return {kernel: text for kernel, text in texts.items() if len(lines[kernel]) == 1}
+    known = {kernel: text for kernel, text in texts.items() if len(lines[kernel]) == 1}
+    is_new = ~pl.col("args").str.contains('"stack":', literal=True)
+    by_name = _looked_up(pl.col("name"), known)
+    return pl.when(is_new).then(pl.coalesce(by_name, pl.lit(_between(graphs, rows))))
+
+
+def _call(call: str, value: Any) -> _Call:
+    """Return number, kernel and stacks of a call: ``extern_kernels.mm:9``."""
+    kernel, _, number = call.rpartition(":")
+    stacks = value["stack_traces"] if isinstance(value, dict) else value
+    return int(number) if kernel else 0, kernel or call, stacks
+
+
+def _between(graphs: list[_Calls], rows: pl.DataFrame) -> pl.Series:
+    """Return the stacks of kernels between two that Inductor made, such as products of libraries.
+
+    All graphs, also two in a row, must have the same calls between the two: as many as there are
+    kernels, or inside of a graph a single one.
+    """
+    lane, name = ("device", "stream"), pl.col("name").cast(pl.String)
+    made = {kernel for graph in graphs for _, kernel, _ in graph}
+    work = rows.with_row_index("row").filter(pl.col("kind") == "kernel").sort(*lane, "ts")
+    work = work.with_columns(own=pl.when(name.is_in(list(made))).then(name))
+    own = pl.col("own")
+    work = work.with_columns(
+        own.is_not_null().cum_sum().over(lane).alias("gap"),
+        before=own.forward_fill().over(lane), after=own.backward_fill().over(lane),
+    )  # fmt: skip
+    inside = work.filter(own.is_null()).drop_nulls(("before", "after"))
+    of_gap = pl.len().over(*lane, "gap"), pl.int_range(pl.len()).over(*lane, "gap").alias("at")
+    calls = _gaps(graphs, set(work["own"].drop_nulls()))
+    texts: list[str | None] = [None] * rows.height
+    for (before, after), kernels in inside.with_columns(of_gap).group_by("before", "after"):
+        of_two = [a + b for a in calls[before, ""] for b in calls["", after]]
+        several = {*calls[before, after], *of_two}
+        run = several.pop() if len(several) == 1 else ()
+        is_one = len(run) == 1 and not of_two and kernels["len"].n_unique() == 1
+        for row, count, at in kernels.select("row", "len", "at").iter_rows():
+            if is_one or count == len(run):
+                texts[row] = run[0 if is_one else at]
+    return pl.Series(texts, dtype=pl.String)
+
+
+def _gaps(graphs: list[_Calls], made: set[str]) -> dict[tuple[str, str], set[tuple[str, ...]]]:
+    """Return the stacks of the calls between each two kernels; empty names begin and end graphs."""
+    gaps: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
+    for graph in graphs:
+        before, run = "", list[str]()
+        for _, kernel, stacks in [*sorted(graph), (0, "", [])]:
+            if not kernel or kernel in made:
+                gaps[before, kernel].add(tuple(run))
+                before, run = kernel, []
+            else:
+                run.append(_inside({"stack": stacks}))
+    return gaps
 
 
 def _items(contents: list[Any]) -> Iterator[tuple[str, Any]]:

@@ -111,7 +111,10 @@ class PlainUnpickler:
         memo: values by index.
         proto: protocol, 0 for an empty file.
         trailing: bytes after the end.
+        most_key: keys of dictionaries are numbers below it, or texts.
     """
+
+    most_key = 1 << 31
 
     def __init__(self, blocks: Iterable[bytes], triggers: Sequence[bytes] = ()) -> None:
         self.at = self.consumed = self.trailing = self.proto = 0
@@ -241,7 +244,7 @@ class PlainUnpickler:
             return
         if len(items) & 1:
             raise Refused(Problem.ODD)
-        if not all(map(_is_key, items[::2])):
+        if not all(_is_key(key, self.most_key) for key in items[::2]):
             raise Refused(Problem.KEY)
         target.update(zip(items[::2], items[1::2], strict=True))
 
@@ -273,10 +276,10 @@ class PlainUnpickler:
         return type(value) in (dict, list) and any(key in value for key in self._triggers)
 
 
-def _is_key(key: Any) -> bool:
+def _is_key(key: Any, most: int) -> bool:
     """Whether a key is hashed without recursion, and cannot be crafted to collide."""
     if type(key) is int:
-        return -(1 << 31) <= key < 1 << 31
+        return -most <= key < most
     return key is None or type(key) in (bool, bytes)
 
 
