@@ -260,6 +260,57 @@ def test_lines_that_launched_the_nodes_of_a_graph(tmp_path: Path) -> None:
     }
 
 
+def test_kernels_stand_on_the_functions_or_modules_that_they_state(tmp_path: Path) -> None:
+    """Of a fused kernel those that all its stacks begin with; in flame graphs of device work."""
+    events = replay(0, 1, named=True)
+    for event in events:
+        if stack := STACKS.get(event["name"]):
+            event["args"]["stack"] = [LOOP, *stack] if event["name"] == "softmax" else stack
+    path = write(tmp_path / "rank0.json", events)
+    paths: list[str] = []
+    times = []
+    boxes = ta.flamegraph(path, kinds="kernel").flame.frame
+    for name, parent, ns in boxes.select("name", "parent", "total").iter_rows():
+        paths.append(name if parent is None else f"{paths[parent]};{name}")
+        times.append(ns // 1000)
+    assert dict(zip(paths, times, strict=True)) == {
+        "forward": 39,
+        "forward;softmax": 3,
+        "forward;norm": 36,
+        "forward;norm;relu": 36,
+        "forward;norm;relu;gemm_a": 12,
+        "forward;norm;relu;gemm_b": 24,
+        "loss": 1,
+        "layers.1": 40,
+        "layers.1;mlp": 26,
+        "layers.1;mlp;gemm_b_bwd": 26,
+        "layers.1;attention": 14,
+        "layers.1;attention;gemm_a_bwd": 14,
+    }
+    assert ta.flamegraph(path).functions["name"].to_list() == ["cudaGraphLaunch", "replay"]
+
+
+def test_operators_by_stack_have_the_code_that_kernels_state(tmp_path: Path) -> None:
+    """So many levels of it; the operator that launched the graph has the time without."""
+    path = write(tmp_path / "rank0.json", replay(0, 1, named=True))
+    expected = {
+        1: {"attention": 29, "mlp": 50},
+        2: {
+            "attention; layers.0": 8,
+            "mlp; layers.0": 11,
+            "attention; layers.1": 21,
+            "mlp; layers.1": 39,
+        },
+    }
+    for levels, times in expected.items():
+        result = ta.operators(path, group_by_stack=levels)
+        rows = result.operators.filter(name="replay")
+        for column in ("self_device_ns", "total_device_ns"):
+            of_code = zip(rows["stack"], rows[column] // 1000, strict=True)
+            assert dict(of_code) == times | {None: 1}
+        assert result.operators["self_device_ns"].sum() == result.device_ns == 80_000
+
+
 def test_kernels_by_module_are_those_of_modules(tmp_path: Path) -> None:
     """Named by the kernels, or of an eager step."""
     for events in (replay(0, 1, named=True), [*eager(0, 100), *replay(1000, 1, named=False)]):

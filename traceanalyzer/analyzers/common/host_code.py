@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 import polars as pl
@@ -123,10 +124,30 @@ def recorded_lines(trace: Trace, events: pl.Series) -> pl.Series:
         trace: of one rank, with ``args`` of events; without, all are null.
         events: rows of ``events``.
     """
+    return mapped(_stacks(trace, events), _lines)
+
+
+def recorded_functions(trace: Trace, events: pl.Series) -> pl.Series:
+    """Return the functions that all recorded stacks of a kernel begin with, each in a line.
+
+    The outermost is first: ``nn/model.py(42): forward``, ``nn/model.py(27): norm``. Arguments as of
+    :func:`recorded_lines`.
+    """
+    return mapped(_stacks(trace, events), _functions)
+
+
+def _stacks(trace: Trace, events: pl.Series) -> pl.Series:
     args = trace.events.get_column("args", default=None)
     if args is None:
         return pl.repeat(None, len(events), dtype=pl.String, eager=True)
-    return mapped(args.gather(events).str.extract(_STACKS), _lines)
+    return args.gather(events).str.extract(_STACKS)
+
+
+def _functions(stacks: str) -> str | None:
+    each = [_LINE.findall(stack) for stack in json.loads(stacks)]
+    levels = zip(*each, strict=False)
+    common = takewhile(lambda level: len({frame[::2] for frame in level}) == 1, levels)
+    return "\n".join(f"{file}({line}): {name}" for (file, line, name), *_ in common) or None
 
 
 def _lines(stacks: str) -> str | None:

@@ -19,7 +19,7 @@ from traceanalyzer.errors import MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, in_spans, record_hint
 from traceanalyzer.units import format_first, format_frac, format_weight
-from traceanalyzer.vocabulary import ALLOCATOR_KINDS, HOST_KINDS, MEMORY_SNAPSHOT
+from traceanalyzer.vocabulary import ALLOCATOR_KINDS, DEVICE_WORK, HOST_KINDS, MEMORY_SNAPSHOT
 
 _TITLE_FILES = 3
 
@@ -27,7 +27,8 @@ _TITLE_FILES = 3
 def needs(options: Options) -> Needs:
     """The requested kinds; else samples, host slices and allocations."""
     kinds = options.kinds or (*HOST_KINDS, *ALLOCATOR_KINDS)
-    return Needs(frozenset(("sample", "lane", *kinds)), samples=True)
+    columns = ("args",) if {*DEVICE_WORK}.intersection(kinds) else ()
+    return Needs(frozenset(("sample", "lane", *kinds)), columns=columns, samples=True)
 
 
 def measure(trace: Trace, options: Options) -> weights.Part:

@@ -208,9 +208,11 @@ def sliced(
     else:
         weights = pl.Series(np.ones(slices.height)) if weight == "count" else slices["self_time"]
     at = np.flatnonzero(weights.to_numpy() > 0)
+    parent = slices["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT)
+    names, parent = _below_code(trace, slices["_event"], slices["name"], parent)
     return Calls(
-        frames=_frames(slices["name"]),
-        parent=slices["parent"].cast(pl.Int64).fill_null(stack_weights.ROOT).to_numpy(),
+        frames=_frames(names),
+        parent=parent.to_numpy(),
         row=at,
         weight=weights.to_numpy()[at].astype(np.float64),
         before=np.zeros(at.size, np.bool_),
@@ -218,6 +220,26 @@ def sliced(
         unit={"bytes": "bytes", "count": "events"}.get(weight or "time", "ns"),
         counts=counts,
     )
+
+
+def _below_code(
+    trace: Trace, events: pl.Series, names: pl.Series, parent: pl.Series
+) -> tuple[pl.Series, pl.Series]:
+    """Put kernels on the functions of the program, or the modules, that they state."""
+    if "args" not in trace.events.columns:
+        return names, parent
+    from traceanalyzer.analyzers.modules.assignment import code_paths
+
+    paths = code_paths(trace, events)
+    distinct = paths.drop_nulls().unique(maintain_order=True)
+    levels = distinct.str.split("\n")
+    added, sizes = levels.explode().cast(names.dtype), levels.list.len().cast(pl.Int64)
+    last = sizes.cum_sum() + names.len() - 1
+    callers = pl.int_range(added.len(), eager=True) + names.len() - 1
+    callers = callers.scatter(sizes.cum_sum() - sizes, stack_weights.ROOT)
+    code = paths.replace_strict(distinct, last, default=stack_weights.ROOT, return_dtype=pl.Int64)
+    parent = code.zip_with(parent == stack_weights.ROOT, parent)
+    return pl.concat([names, added]), pl.concat([parent, callers])
 
 
 def _functions(frames: pl.DataFrame) -> tuple[pl.DataFrame, intervals.Ints]:

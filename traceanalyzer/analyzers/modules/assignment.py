@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.common import replays
+from traceanalyzer.analyzers.common import host_code, replays
 from traceanalyzer.analyzers.common.names import BACKWARD, matching, named
 from traceanalyzer.analyzers.efficiency.calls import recomputed
 from traceanalyzer.analyzers.modules import Options
@@ -448,6 +448,16 @@ def named_modules(trace: Trace, events: pl.Series) -> pl.Series:
 
 def _named(args: pl.Series) -> pl.Series:
     return args.to_frame().select(pl.coalesce(args.str.extract(one) for one in _MODULE)).to_series()
+
+
+def code_paths(trace: Trace, events: pl.Series) -> pl.Series:
+    """Return the recorded functions of kernels, else the levels of their modules, each in a line.
+
+    The outermost is first; null without either.
+    """
+    functions = host_code.recorded_functions(trace, events)
+    levels = named_modules(trace, events).str.extract_all(_PATH_LEVEL.pattern).list.join("\n")
+    return functions.zip_with(functions.is_not_null(), levels)
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,10 @@ _MAY_LACK = ("kernel", "cpu_instant_event", "other code")
 
 
 def needs(options: Options) -> Needs:
-    """Host calls, device work and allocations; input shapes if requested."""
-    columns = ("input_dims",) if options.group_by_input_shape else ()
+    """Host calls, device work and allocations; input shapes and code of kernels if requested."""
+    columns = ("input_dims",) * options.group_by_input_shape + ("args",) * bool(
+        options.group_by_stack
+    )
     kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
     return Needs(kinds, columns=columns, unused=("category",))
 
@@ -93,7 +95,8 @@ class Excerpt:
         path: the file.
         calls: rows of :func:`.call_tree.all_calls` without ``event``, with ``input_dims`` if
             grouped by it.
-        work: rows of :func:`.call_tree.launched_work`.
+        work: rows of :func:`.call_tree.launched_work`, with ``code``: the innermost functions that
+            kernels state, if grouped by stack.
         captured: rows of :func:`.call_tree.captured_calls`.
         instants: rows of :func:`.call_tree.instants_of`.
         unclosed: number of operators without an end, which are not counted.
@@ -121,14 +124,17 @@ def take(trace: Trace, options: Options) -> Excerpt:
     kept = calls.drop("event")
     if options.group_by_input_shape:
         kept = kept.with_columns(_input_shapes(trace).gather(event))
-    if options.group_by_stack and not (kept["kind"] == call_tree.FRAMES).any():
+    work = call_tree.launched_work(trace, event)
+    work = work.with_columns(_stated_code(trace, work["event"], options.group_by_stack))
+    has_frames = (kept["kind"] == call_tree.FRAMES).any() or work["code"].count()
+    if options.group_by_stack and not has_frames:
         hint = record_hint(trace.meta, call_tree.FRAMES)
         raise MissingData(f"{trace.meta.path}: no {call_tree.FRAMES} events were recorded; {hint}")
     return Excerpt(
         rank=trace.meta.rank,
         path=trace.meta.path,
         calls=kept,
-        work=call_tree.launched_work(trace, event),
+        work=work,
         captured=call_tree.captured_calls(trace, event),
         instants=call_tree.instants_of(trace, calls),
         unclosed=call_tree.unclosed(trace),
@@ -175,11 +181,13 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         rows.with_columns(intervals.nullable("row", row[of], of != nesting.ROOT))
         for rows, of in ((work, caller), (excerpt.captured, in_capture))
     )
+    rows, to = _by_code(keys.hstack(sums), keys.columns, work)
+    keys, work = rows.select(keys.columns), work.with_columns(to)
     return Part(
         rank=excerpt.rank,
         path=excerpt.path,
-        rows=keys.hstack(sums),
-        running=keys.select("name", "kind").hstack([running]),
+        rows=rows,
+        running=columns.select("name", "kind")[first].hstack([running]),
         device_ns=device_ns if work.height else None,
         unlaunched_ns=device_ns - int(device.sum()),
         replays=_replays(work),
@@ -248,6 +256,38 @@ def _input_shapes(trace: Trace) -> pl.Series:
         hint = record_hint(trace.meta, "input_dims")
         raise MissingData(f"{trace.meta.path}: no input shapes were recorded; {hint}")
     return trace.events["input_dims"]
+
+
+def _stated_code(trace: Trace, events: pl.Series, frames: int) -> pl.Series:
+    """Return the innermost functions, or modules, that kernels state; null if not grouped by."""
+    if not frames:
+        return pl.repeat(None, len(events), dtype=pl.String, eager=True).alias("code")
+    from traceanalyzer.analyzers.modules.assignment import code_paths
+
+    levels = code_paths(trace, events).str.split("\n").list.reverse().list.head(frames)
+    return levels.list.join(call_tree.BETWEEN).alias("code")
+
+
+def _by_code(
+    rows: pl.DataFrame, keys: Sequence[str], work: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.Series]:
+    """Count kernels for their call with the code that they state instead of its stack.
+
+    Returns:
+        The rows with those changes, and the row of each piece of work.
+    """
+    moved = work.group_by("row", "code", maintain_order=True).agg(pl.col("length_ns").sum())
+    moved = moved.drop_nulls().with_row_index("to", rows.height)
+    of_call, time = rows.select(keys)[moved["row"]], moved["length_ns"]
+    times = [f"{which}_device_ns" for which in ("self", "total", "once")]
+    more = of_call.with_columns(moved["code"].alias("stack")) if moved.height else of_call
+    changes = [
+        one.with_columns(ns.alias(t) for t in times) for one, ns in ((more, time), (of_call, -time))
+    ]
+    to = work.join(moved, on=["row", "code"], how="left", maintain_order="left")
+    return pl.concat([rows, *changes], how="diagonal_relaxed"), to.select(
+        pl.coalesce("to", "row").cast(work.schema["row"]).alias("row")
+    ).to_series()
 
 
 def _summed(
