@@ -336,7 +336,10 @@ def test_a_finding_has_the_lines_of_its_kernel(tmp_path: Path) -> None:
 INLINE = '{\n"schemaVersion": 1,\n"cudaGraphInlineAnnotated": true,\n"traceEvents": '
 
 
-@pytest.mark.parametrize("start", ["", INLINE, '{"schemaVersion": 1, "traceEvents": '])
+@pytest.mark.parametrize(
+    "start",
+    ["", INLINE, '{"schemaVersion": 1, "traceEvents": ', '{\n "schemaVersion": 1, "traceEvents":'],
+)
 def test_a_finding_has_the_module_of_its_kernel(start: str, tmp_path: Path) -> None:
     """That of all layers, from a file beside the trace, or from a trace with a sign of it."""
     nodes = {node: [{"module_fqn": f"layers.{node}.mlp.up"}] for node in range(4)}

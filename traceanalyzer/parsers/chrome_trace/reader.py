@@ -80,9 +80,11 @@ _WITH_MODULES = re.compile(
     rb'"with_(?:modules|stack)"\s*+:\s*+1|\A(?!\s*+\{\s*+"(?:schemaVersion|distributedInfo)")'
 )
 #: Signs that PyTorch has added arguments to the kernels of a trace: lines that Inductor made them
-#: of, annotations of CUDA graphs; versions without a sign write a trace in one line by ``json``.
+#: of, annotations of CUDA graphs. Some versions state nothing, but write the trace again by
+#: ``json``: in one line, or indented by one space instead of Kineto's two.
 _ADDED = re.compile(
-    rb'"uid"\s*+:\s*+\d|"cudaGraphInlineAnnotated"\s*+:\s*+true|\A\s*+\{[ \t]*+"schemaVersion"'
+    rb'"uid"\s*+:\s*+\d|"cudaGraphInlineAnnotated"\s*+:\s*+true'
+    rb'|\A\s*+\{(?:\r?\n )?"schemaVersion"'
 )
 _HEAD_BYTES = 1 << 16
 
@@ -499,17 +501,17 @@ def _between(graphs: list[_Calls], rows: pl.DataFrame) -> pl.Series:
     kernels, or inside of a graph a single one.
     """
     lane, name = ("device", "stream"), pl.col("name").cast(pl.String)
-    made = {kernel for graph in graphs for _, kernel, _ in graph}
+    names = {kernel for graph in graphs for _, kernel, _ in graph}
     work = rows.with_row_index("row").filter(pl.col("kind") == "kernel").sort(*lane, "ts")
-    work = work.with_columns(own=pl.when(name.is_in(list(made))).then(name))
-    own = pl.col("own")
+    work = work.with_columns(compiled=pl.when(name.is_in(list(names))).then(name))
+    compiled = pl.col("compiled")
     work = work.with_columns(
-        own.is_not_null().cum_sum().over(lane).alias("gap"),
-        before=own.forward_fill().over(lane), after=own.backward_fill().over(lane),
+        compiled.is_not_null().cum_sum().over(lane).alias("gap"),
+        before=compiled.forward_fill().over(lane), after=compiled.backward_fill().over(lane),
     )  # fmt: skip
-    inside = work.filter(own.is_null()).drop_nulls(("before", "after"))
+    inside = work.filter(compiled.is_null()).drop_nulls(("before", "after"))
     of_gap = pl.len().over(*lane, "gap"), pl.int_range(pl.len()).over(*lane, "gap").alias("at")
-    calls = _gaps(graphs, set(work["own"].drop_nulls()))
+    calls = _gaps(graphs, set(work["compiled"].drop_nulls()))
     texts: list[str | None] = [None] * rows.height
     for (before, after), kernels in inside.with_columns(of_gap).group_by("before", "after"):
         of_two = [a + b for a in calls[before, ""] for b in calls["", after]]
@@ -522,13 +524,13 @@ def _between(graphs: list[_Calls], rows: pl.DataFrame) -> pl.Series:
     return pl.Series(texts, dtype=pl.String)
 
 
-def _gaps(graphs: list[_Calls], made: set[str]) -> dict[tuple[str, str], set[tuple[str, ...]]]:
+def _gaps(graphs: list[_Calls], compiled: set[str]) -> dict[tuple[str, str], set[tuple[str, ...]]]:
     """Return the stacks of the calls between each two kernels; empty names begin and end graphs."""
     gaps: dict[tuple[str, str], set[tuple[str, ...]]] = defaultdict(set)
     for graph in graphs:
         before, run = "", list[str]()
         for _, kernel, stacks in [*sorted(graph), (0, "", [])]:
-            if not kernel or kernel in made:
+            if not kernel or kernel in compiled:
                 gaps[before, kernel].add(tuple(run))
                 before, run = kernel, []
             else:
