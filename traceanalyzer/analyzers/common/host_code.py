@@ -140,7 +140,8 @@ def _stacks(trace: Trace, events: pl.Series) -> pl.Series:
     args = trace.events.get_column("args", default=None)
     if args is None:
         return pl.repeat(None, len(events), dtype=pl.String, eager=True)
-    return args.gather(events).str.extract(_STACKS)
+    stacks: pl.Series = args.gather(events).str.extract(_STACKS)
+    return stacks
 
 
 def _functions(stacks: str) -> str | None:
