@@ -239,7 +239,7 @@ def test_products_of_libraries_have_the_lines_between_their_neighbors(tmp_path: 
     ]  # fmt: skip
     split = "p g sum q g h i r g eager p g sum q g h r"
     assert lines_of(tmp_path, [first], split) == [
-        1, 2, 2, 3, None, None, None, 6, None, None, 1, 2, 2, 3, 5, 4, 6,
+        1, 2, 2, 3, 5, None, 4, 6, 7, None, 1, 2, 2, 3, 5, 4, 6,
     ]  # fmt: skip
     other = {"p:1": 1, f"{mm}:2": 8, "q:3": 3}
     assert lines_of(tmp_path, [first, other], "p g q g h r") == [1, None, 3, 5, 4, 6]

@@ -498,7 +498,8 @@ def _between(graphs: list[_Calls], rows: pl.DataFrame) -> pl.Series:
     """Return the stacks of kernels between two that Inductor made, such as products of libraries.
 
     All graphs, also two in a row, must have the same calls between the two: as many as there are
-    kernels, or inside of a graph a single one.
+    kernels, or inside of a graph a single one. Else the first and the last kernel are certain: of
+    the first and the last of several calls, or of the graphs that other kernels run between.
     """
     lane, name = ("device", "stream"), pl.col("name").cast(pl.String)
     names = {kernel for graph in graphs for _, kernel, _ in graph}
@@ -514,13 +515,18 @@ def _between(graphs: list[_Calls], rows: pl.DataFrame) -> pl.Series:
     calls = _gaps(graphs, set(work["compiled"].drop_nulls()))
     texts: list[str | None] = [None] * rows.height
     for (before, after), kernels in inside.with_columns(of_gap).group_by("before", "after"):
-        of_two = [a + b for a in calls[before, ""] for b in calls["", after]]
-        several = {*calls[before, after], *of_two}
-        run = several.pop() if len(several) == 1 else ()
+        ends, starts = calls[before, ""], calls["", after]
+        of_two = {a + b for a in ends for b in starts}
+        if len(runs := calls[before, after] | of_two) != 1:
+            continue
+        run, *_ = runs
+        first, last = (*ends, *starts) if of_two else (run, run)
         is_one = len(run) == 1 and not of_two and kernels["len"].n_unique() == 1
         for row, count, at in kernels.select("row", "len", "at").iter_rows():
             if is_one or count == len(run):
                 texts[row] = run[0 if is_one else at]
+            elif count > len(run) and (of_two or len(run) > 1) and at in (0, count - 1):
+                texts[row] = next(iter(first[:1] if at == 0 else last[-1:]), None)
     return pl.Series(texts, dtype=pl.String)
 
 
