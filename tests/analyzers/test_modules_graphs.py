@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from module_traces import Event, module, op, slice_, write
@@ -164,6 +164,11 @@ CODE = {
     "me/model.py(29): norm": 11 + 13,
     None: 1 + 26 + 14,
 }
+
+
+def groups_of(result: ta.Kernels) -> list[str | None]:
+    assert result.groups is not None
+    return result.groups[result.by or ""].to_list()
 
 
 def code_us(path: Path) -> dict[str | None, int]:
@@ -409,6 +414,21 @@ def test_an_eager_trace_next_to_it_has_the_modules(tmp_path: Path) -> None:
     assert result.input_notes == ()
     assert device_ns(result)["Model_0/layers.0.mlp"] == 2 * 11
     assert (result.replayed_ns, result.matched_ns) == (80_000, 40_000)
+
+
+@pytest.mark.parametrize("by", ["operator", "module", "code"])
+def test_a_file_of_replays_alone_has_kernels_of_no_module_or_operator(
+    by: Literal["operator", "module", "code"], tmp_path: Path
+) -> None:
+    """They have those of an eager trace beside it."""
+    step = slice_("user_annotation", "ProfilerStep#0", 1, -2, 300)
+    path = write(tmp_path / "replay.json", [step, *replay(0, 1, named=False)[1:]])
+    (alone,) = groups_of(ta.kernels(path, by=by))
+    assert alone == {"operator": "cudaGraphLaunch", "module": None, "code": None}[by]
+    eager_path = write(tmp_path / "eager.json", eager(0, 100), rank=1)
+    if by != "code":
+        assert len(groups_of(ta.kernels([path, eager_path], by=by))) > 3
+        assert ta.kernels([path, eager_path], by=by).replayed_matched == 6
 
 
 def test_modules_are_cut_at_the_depth(tmp_path: Path) -> None:

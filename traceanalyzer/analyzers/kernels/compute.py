@@ -320,7 +320,7 @@ def _code(trace: Trace, work: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
     around = host_code.python_frames(trace, launched).cast(pl.String)
     functions = pl.repeat(None, work.height, dtype=pl.String, eager=True)
     names = lines.zip_with(lines.is_not_null(), functions.scatter(launched["work"], around))
-    if not names.count():
+    if not names.count() and not assignment.are_launched(trace):
         hint = record_hint(trace.meta, "python_function") or "record Python frames"
         raise MissingData(f"{trace.meta.path}: no lines or functions were recorded; {hint}")
     return names, lines.is_not_null()
@@ -394,7 +394,8 @@ def _require(trace: Trace, kinds: Sequence[str]) -> None:
 
 
 def _operators(trace: Trace) -> pl.Expr:
-    _require(trace, ("cpu_op",))
+    if not assignment.are_launched(trace):
+        _require(trace, ("cpu_op",))
     return pl.col("kind") == "cpu_op"
 
 

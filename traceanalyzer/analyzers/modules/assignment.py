@@ -114,7 +114,10 @@ def assign(
 def missing(trace: Trace, options: Options) -> str:
     """Return why there are no modules, by names and arguments only, which is fast; empty if any."""
     marked = matching(trace.names, [f"^{FRAME}", _COMPILED, *options.patterns])
-    return "" if marked or recorded(trace) else f"{trace.meta.path}: {_nothing(trace, options)}"
+    if marked or recorded(trace):
+        return ""
+    eager = ", in a step without replay, as graphs run no Python" * are_launched(trace)
+    return f"{trace.meta.path}: {_nothing(trace, options)}{eager}"
 
 
 def _is_module(tree: pl.DataFrame, options: Options) -> intervals.Bools:
@@ -516,7 +519,8 @@ def of_work(trace: Trace) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
     """
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
-    assigned = assign(trace, tree, Options(), may_be_none=are_annotated(trace))
+    may_be_none = are_annotated(trace) or are_launched(trace)
+    assigned = assign(trace, tree, Options(), may_be_none=may_be_none)
     work = call_tree.launched_work(trace, calls["event"])
     place = placed(trace, work, launches(work, tree), assigned)
     return paths(place.modules)[nesting.row_numbers(place.module)], place.is_named
