@@ -111,6 +111,15 @@ def python(*frames: str) -> Callable[[int], Rows]:
     ]
 
 
+def compiling(at: int) -> Rows:
+    """A compilation whose parts are operators, as torch.compile records them."""
+    parts = ("_compile.compile_inner", "fx_codegen_and_compile")
+    return [
+        host("cpu_op", f"{name} (dynamo_timed)", (at + 1 + i) * US, (480 - 2 * i) * US)
+        for i, name in enumerate(parts)
+    ]
+
+
 def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
     """Return gaps in a range; it launches if it lasts until the next launch has ended."""
     return lambda at: [host("user_annotation", name, at * US, (500 if launches else 480) * US)]
@@ -126,6 +135,7 @@ def annotated(name: str, *, launches: bool = False) -> Callable[[int], Rows]:
             "recompiles",
             "X",
         ),
+        (compiling, "TORCH_LOGS=recompiles", "Record"),
         (
             python("model.py(5): torch_dynamo_resume_in_forward_at_7"),
             "in forward (model.py:5)",

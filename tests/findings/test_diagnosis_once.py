@@ -76,6 +76,15 @@ def test_setup_is_known_not_to_repeat() -> None:
     assert one.confidence == "high"
 
 
+def test_the_longest_gap_is_in_the_steps_of_the_finding() -> None:
+    """So does the cause in a later step, in which the gap is longer or shorter."""
+    found = ta.diagnose(steps_with("cudaMalloc", slow=(0, 3))).diagnosis
+    for step_name, once in (("ProfilerStep#3", False), ("ProfilerStep#0", True)):
+        (one,) = (f for f in found if f.id == "memory-management" and ("once" in f.per) == once)
+        assert step_name in one.title
+        assert f"in {step_name}," in one.evidence[0]
+
+
 @pytest.mark.matrix
 def test_other_code_in_a_warm_up_step_costs_nothing() -> None:
     assert ta.diagnose(steps_with("my_function", "cpu_op")).findings == ()

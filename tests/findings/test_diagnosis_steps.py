@@ -258,6 +258,9 @@ def test_a_step_that_only_evaluates() -> None:
     without = [e for e in events if not (e["name"] == NODE and e["ts"] in slow)]
     (one,) = judged("uneven-steps", trace(without))
     assert FORWARD_ONLY in one.title
+    compiles = host("cpu_op", "_compile.compile_inner (dynamo_timed)", 31 * MS, MS)
+    (one,) = judged("uneven-steps", trace([*without, compiles]))
+    assert FORWARD_ONLY not in one.title
 
 
 def test_annotations_without_an_end_run_no_code() -> None:

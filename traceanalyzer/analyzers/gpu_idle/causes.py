@@ -185,6 +185,8 @@ AWAITS_COLLECTIVE = (r"^(?:aten::wait|_?c10d(?:_functional)?(?:_autograd)?::wait
 
 #: The function in which TensorFlow traces a Python function.
 TRACES = r"func_graph\.py\(\d+\): func_graph_from_py_func$"
+#: That, and compilations of forward and backward passes by torch.compile.
+MAKES_CODE = (TRACES, r"^(?:_compile\.compile_inner|backward\._backward_impl) \(dynamo_timed\)$")
 
 #: A call of a graph that Inductor compiled: on a CPU its kernels run in it, not in operators.
 COMPILED_GRAPH = r"^## Call CompiledFxGraph"

@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import WAITS_AROUND, wait_of
-from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, PROFILER, SHORT_GAP, TRACES
+from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, MAKES_CODE, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import of_kinds
@@ -115,7 +115,9 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
         "own_code": python.filter("is_own_code"),
         "annotation": ranges,
         "phase": ranges.filter(launches),
-        "innermost": pl.concat([around.filter(named(around, [*WAITS_AROUND, TRACES])), around]),
+        "innermost": pl.concat(
+            [around.filter(named(around, [*WAITS_AROUND, *MAKES_CODE])), around]
+        ),
     }
     caller = pl.col("name", "start", "end").shift(1).over("gap")
     called = python.select("gap", "is_own_code", caller)

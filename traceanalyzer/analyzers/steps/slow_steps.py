@@ -172,15 +172,20 @@ _MORE = 1.5
 
 
 def _forward_only(trace: Trace, calls: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
-    """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step."""
-    named = [matching(trace.names, [pattern]) for pattern in (LAYERS, BACKWARD)]
-    if not all(named):
+    """Rows for steps that evaluate: ``total_ns`` is their time beyond the median step.
+
+    Steps that compile do not: tracing runs layers, too.
+    """
+    named = [matching(trace.names, [one]) for one in (LAYERS, BACKWARD, r"\(dynamo_timed\)$")]
+    if not all(named[:2]):
         return pl.DataFrame(schema=_SCHEMA)
-    layers, backward = (
+    layers, backward, compiled = (
         calls.filter(pl.col("name").is_in(names)).group_by("step").len("n") for names in named
     )
     rows = slow.join(layers, on="step").join(backward, on="step", how="left", suffix="_backward")
-    rows = rows.with_columns(pl.col("n_backward").fill_null(0))
+    rows = rows.join(compiled, on="step", how="anti").with_columns(
+        pl.col("n_backward").fill_null(0)
+    )
     usual, usual_backward = (
         counts.join(slow, on="step", how="anti").select(pl.col("n").median()).item() or 0
         for counts in (layers, backward)

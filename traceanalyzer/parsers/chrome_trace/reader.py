@@ -27,15 +27,7 @@ from traceanalyzer.parsers.chrome_trace.decode import NULL, integer
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.schema import LAST_EPOCH_NS
-from traceanalyzer.trace import (
-    Device,
-    Meta,
-    Trace,
-    is_truncated,
-    issue_rows,
-    of_kinds,
-    sort_events,
-)
+from traceanalyzer.trace import Device, Meta, Trace, is_truncated, issue_rows, sort_events
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Issues without data loss; all others are losses.
@@ -358,7 +350,7 @@ def _annotated(trace: Trace) -> Trace:
             issues = pl.concat([issues, issue_rows([row], trace.meta.rank)])
             continue
         with_added = pl.concat_str(args, pl.lit(","), added, pl.lit("}"))
-        with_added = pl.when(of_kinds(DEVICE_WORK)).then(with_added)
+        with_added = pl.when(pl.col("kind").is_in(DEVICE_WORK)).then(with_added)
         rows = rows.with_columns(args=with_added.fill_null(pl.col("args")))
     return replace(trace, issues=issues, events=trace.events.with_columns(rows["args"]))
 
