@@ -250,7 +250,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
     yield Measured(
         size=size,
         title=f"{what}{'s' * several} {does}: {time.text(total, once=True)}.",
-        evidence=tuple(_longest(result, cause, steps, inside=True)),
+        evidence=tuple(_longest(result, cause, steps, within=True)),
         advice=causes.ONCE[answers.program.pytorch],
         total_ns=total,
         once=True,
@@ -649,12 +649,12 @@ _MOST_OF_GAP = 0.9
 
 
 def _longest(
-    result: GpuIdle, cause: str, steps: pl.Series, *, inside: bool = False
+    result: GpuIdle, cause: str, steps: pl.Series, *, within: bool = False
 ) -> Iterator[str]:
     """Yield the longest gap of this cause in or outside of steps, and the host activity in it."""
     gaps = result.of_cause(cause)
     in_steps = pl.col("step").is_in(steps.implode()).fill_null(value=False)
-    gaps = gaps.filter(in_steps if inside else ~in_steps)
+    gaps = gaps.filter(in_steps if within else ~in_steps)
     if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
         return
     if (pauses := result.pauses_of(cause)[0]).height:

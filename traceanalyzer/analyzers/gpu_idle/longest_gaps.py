@@ -109,15 +109,14 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     launches = intervals.overlap_with(ranges, works, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
     python = python.with_columns(is_own_code=belongs(python["name"], libraries))
+    is_whole = named(around, [*WAITS_AROUND, *MAKES_CODE])
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
         "own_code": python.filter("is_own_code"),
         "annotation": ranges,
         "phase": ranges.filter(launches),
-        "innermost": pl.concat(
-            [around.filter(named(around, [*WAITS_AROUND, *MAKES_CODE])), around]
-        ),
+        "innermost": pl.concat([around.filter(is_whole), around]),
     }
     caller = pl.col("name", "start", "end").shift(1).over("gap")
     called = python.select("gap", "is_own_code", caller)

@@ -45,9 +45,8 @@ _MAY_LACK = ("kernel", "cpu_instant_event", "other code")
 
 def needs(options: Options) -> Needs:
     """Host calls, device work and allocations; input shapes and code of kernels if requested."""
-    columns = ("input_dims",) * options.group_by_input_shape + ("args",) * bool(
-        options.group_by_stack
-    )
+    wanted = {"input_dims": options.group_by_input_shape, "args": options.group_by_stack}
+    columns = tuple(name for name, is_wanted in wanted.items() if is_wanted)
     kinds = frozenset((*call_tree.HOST, *DEVICE_WORK, call_tree.ALLOCATIONS))
     return Needs(kinds, columns=columns, unused=("category",))
 

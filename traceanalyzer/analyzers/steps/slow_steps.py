@@ -182,10 +182,9 @@ def _forward_only(trace: Trace, calls: pl.DataFrame, slow: pl.DataFrame) -> pl.D
     layers, backward, compiled = (
         calls.filter(pl.col("name").is_in(names)).group_by("step").len("n") for names in named
     )
-    rows = slow.join(layers, on="step").join(backward, on="step", how="left", suffix="_backward")
-    rows = rows.join(compiled, on="step", how="anti").with_columns(
-        pl.col("n_backward").fill_null(0)
-    )
+    rows = slow.join(compiled, on="step", how="anti").join(layers, on="step")
+    rows = rows.join(backward, on="step", how="left", suffix="_backward")
+    rows = rows.with_columns(pl.col("n_backward").fill_null(0))
     usual, usual_backward = (
         counts.join(slow, on="step", how="anti").select(pl.col("n").median()).item() or 0
         for counts in (layers, backward)
