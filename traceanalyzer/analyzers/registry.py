@@ -61,7 +61,7 @@ class Command:
     examples: tuple[str, ...] = ()
     module: str = ""
     functions: tuple[str, ...] = ()
-    result: str = ""
+    result: str | None = None
     method: bool = False
     command: str = ""
     cli: str = ""
@@ -78,7 +78,7 @@ class Command:
 
     def public_names(self) -> dict[str, str]:
         """Return the module of each public name."""
-        classes = (one.rpartition(":") for one in self.result.split())
+        classes = (one.rpartition(":") for one in (self.result or "").split())
         modules = {name: f"{self.module}.{file}".rstrip(".") for file, _, name in classes}
         return {**dict.fromkeys(self.functions, self.code), **modules}
 
@@ -96,7 +96,8 @@ class Entry(Command):
         name: name of the Python function.
         module: package of the analyzer; default: ``traceanalyzer.analyzers.NAME``.
         functions: further public functions.
-        result: public result class; in ``MODULE.result`` if no file is given.
+        result: public result class, in ``MODULE.result`` if no file is given; default: like the
+            name. Empty for none.
         cli: module of a command that is written by hand.
         section: heading in a report, or None for an analyzer that is not in reports.
         plot: content of ``--plot``, or None for a command without this option.
@@ -125,10 +126,12 @@ class Entry(Command):
     def __post_init__(self) -> None:
         module = self.module or f"traceanalyzer.analyzers.{self.name}"
         code, file = ("", "") if self.one_file else (".compute", "result:")
+        titled = "".join(map(str.capitalize, self.name.split("_")))
+        result = titled if self.result is None else self.result
         self._set(
             module=module,
             functions=() if self.hidden else (self.name, *self.functions),
-            result=self.result if ":" in self.result else self.result and file + self.result,
+            result=result if ":" in result else result and file + result,
             command=self.command or self.name.replace("_", "-"),
             code=self.code or f"{module}{code}",
             options=self.options or f"{module}:Options",
@@ -146,6 +149,7 @@ class Entry(Command):
                 code=f"{self.module}.{name}",
                 options=f"{self.module}:{name.capitalize()}Options",
                 hidden=name in self.helpers,
+                result="",
             )
 
     def analyzer(self) -> Analyzer[Any, Any, Any]:
@@ -272,6 +276,7 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ -o timeline.html"),
             section="Timeline",
             plot="states of all devices over time",
+            result="",
         ),
         Entry(
             "steps",
@@ -279,14 +284,12 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --rank 5 --plot steps.svg"),
             section="Steps",
             plot="step times and their parts",
-            result="Steps",
         ),
         Entry(
             "requests",
             "Latency of requests to an inference engine: queue, prefill, decode.",
             examples=("bench.json", "spans.json trace/ -o requests.html"),
             plot="parts of the slowest requests, and time to first token",
-            result="Requests",
         ),
         Entry(
             "gpu_idle",
@@ -294,7 +297,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --rank 5 --by step"),
             section="Idle time",
             plot="idle time by cause, per step and over time,",
-            result="GpuIdle",
         ),
         Entry(
             "comm_outliers",
@@ -303,7 +305,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --baseline isolated/"),
             section="Communication",
             plot="durations and arrival skew",
-            result="CommOutliers",
         ),
         Entry(
             "hang",
@@ -311,7 +312,6 @@ ENTRIES: dict[str, Entry] = {
             group="Communication",
             examples=("dumps/", "dumps/ stacks/ -o hang.html"),
             plot="collectives by rank and sequence number",
-            result="Hang",
         ),
         Entry(
             "overlap",
@@ -320,7 +320,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --by step"),
             section="Overlap",
             plot="time breakdown and busy time per device",
-            result="Overlap",
         ),
         Entry(
             "what_if",
@@ -337,7 +336,6 @@ ENTRIES: dict[str, Entry] = {
             "What the run waited for at each moment: the longest path through all ranks.",
             examples=("run/", "run/ --top all"),
             plot="classes on the longest path",
-            result="CriticalPath",
             one_file=True,
             options="traceanalyzer.analyzers.what_if:PathOptions",
         ),
@@ -347,7 +345,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "rank0.json.gz --plot launches.svg"),
             section="Launches",
             plot="launch queue over time and launch delays",
-            result="Launches",
         ),
         Entry(
             "operators",
@@ -355,7 +352,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --sort self_host --columns operator,calls,self_host"),
             section="Operators",
             plot="operators with the highest self time",
-            result="Operators",
         ),
         Entry(
             "kernels",
@@ -363,7 +359,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --sort names.n --columns names.kernel,n,total"),
             section="Kernels",
             plot="device work by family, kernels with the highest total time",
-            result="Kernels",
         ),
         Entry(
             "efficiency",
@@ -371,13 +366,13 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --peak bf16=989.4 --bandwidth 3350"),
             section="Efficiency",
             plot="operators by time above the roof",
-            result="Efficiency",
         ),
         Entry(
             "roofline",
             "FLOP/s over arithmetic intensity of kernels (Nsight Compute) or operators.",
             examples=("report.csv -o roofline.html", "run/ --peak bf16=989.4 --bandwidth 3350"),
             plot="FLOP/s over arithmetic intensity with the roofs",
+            result="",
         ),
         Entry(
             "annotations",
@@ -385,7 +380,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --name forward"),
             section="Annotations",
             plot="device work and host time by annotation",
-            result="Annotations",
         ),
         Entry(
             "cuda_api",
@@ -393,7 +387,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "rank0.json.gz --since 1s --until 2s"),
             section="CUDA calls",
             plot="calls with the highest total time",
-            result="CudaApi",
         ),
         Entry(
             "transfers",
@@ -401,7 +394,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "rank0.json.gz --to json"),
             section="Copies",
             plot="time and bandwidth by size",
-            result="Transfers",
         ),
         Entry(
             "host_metrics",
@@ -409,7 +401,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/", "run/ --counter cpu"),
             section="Host",
             plot="counters over time",
-            result="HostMetrics",
         ),
         Entry(
             "modules",
@@ -418,7 +409,6 @@ ENTRIES: dict[str, Entry] = {
             examples=("run/ -o modules.html", "run/ --depth 2"),
             section="Modules",
             plot="modules with the highest self time",
-            result="Modules",
         ),
         Entry(
             "py_spy_report",
@@ -456,7 +446,6 @@ ENTRIES: dict[str, Entry] = {
             "Tables that PyTorch and DeepSpeed print, in files and job logs.",
             group="Files",
             examples=("job.log", "job.log --peak bf16=989.4"),
-            result="Printed",
             section="Printed tables",
             plot="step times, operators, modules and memory",
         ),
@@ -476,7 +465,6 @@ ENTRIES: dict[str, Entry] = {
             group="Files",
             examples=("run4/ run8/ run16/", "run4/ run8/ --weak"),
             plot="the speed-up and the parts of a step",
-            result="Scaling",
             method=False,
         ),
         Entry(
