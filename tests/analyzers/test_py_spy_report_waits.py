@@ -64,6 +64,23 @@ def test_main_thread_loads_batches(tmp_path: Path, above: str, loading: int) -> 
     assert sizes == [0.6] * bool(loading)
 
 
+def test_lines_that_load_batches_count_once(tmp_path: Path) -> None:
+    """Of a line that is mostly called elsewhere the rest is a finding."""
+    fetch = (
+        "__next__ (torch/utils/data/dataloader.py:701);fetch (torch/utils/data/_utils/fetch.py:52);"
+    )
+    read, pad = "__getitem__ (/home/u/data.py:7)", "collate (/home/u/batch.py:3)"
+    path = sampled(
+        tmp_path, f"{MAIN}{fetch}{read} 600", f"{MAIN}{fetch}{pad} 300",
+        f"{MAIN}train (/home/u/run.py:20);{pad} 500", f"{MAIN}train (/home/u/run.py:30) 600",
+    )  # fmt: skip
+    loads, *others = measurements("hot-line", ta.py_spy_report(path))
+    assert (loads.size, "data.py:7" in loads.title) == (0.45, True)
+    assert "batch.py:3) 15.0 %" in loads.evidence[0]
+    assert [one.size for one in others] == [0.4, 0.3]
+    assert not any("data.py:7" in one.title for one in others)
+
+
 def test_equal_stacks_of_speedscope_are_one_row(tmp_path: Path, shared: Path) -> None:
     frames = [{"name": name, "file": "/home/u/model.py", "line": 3} for name in "ab"]
     profile = {"type": "sampled", "name": "x", "unit": "seconds", "startValue": 0, "endValue": 9,

@@ -130,6 +130,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     yield from _lock_waits(result)
     yield from _checkpoints(result, saving, running)
     rest_rows = rest_rows.join(saving, on=LIBRARY, how="anti", nulls_equal=True)
+    loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
     fewest = _FEWEST * (result.unit == "samples")
     lines = by_line(rest_rows).filter(pl.col("samples") >= fewest).head(_MOST_LINES)
     for number, row in enumerate(lines.iter_rows(named=True)):
@@ -137,6 +138,8 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         if re.search(_IN_FRAMEWORK if number else _BACKWARD, called):
             continue  # what the program is for
         name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
+        if 2 * loaded.get((name, path, line), 0) >= samples:
+            continue  # part of the time to load batches
         what, place = ("function", path) if line is None else ("line", f"{path}:{line}")
         part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
@@ -178,11 +181,14 @@ def _loading(result: LeafPaths) -> Iterator[Measured]:
     if share := result.loading_samples / result.total_samples:
         place, calls = result.loading.select("place", pl.col("calls").fill_null("")).row(0)
         most = f", most of it in {': '.join(filter(None, (place, calls)))}" if place else ""
+        rows = result.loading.drop_nulls("place").head(_NAMED).select("place", "samples")
+        each = [f"{name} {format_frac(n / result.total_samples)}" for name, n in rows.iter_rows()]
         once = " Or tokenize the data set once, before the training." * ("token" in calls.lower())
         yield Measured(
             size=share,
             title=f"The main thread loads batches itself in {format_frac(share)} of all samples "
             f"(DataLoader with num_workers=0){most}.",
+            evidence=(f"Lines: {', '.join(each)}.",) if len(each) > 1 else (),
             advice=f"Load them in workers while the GPU works: DataLoader(num_workers=4).{once}",
             of="samples",
         )

@@ -157,7 +157,7 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
         total_samples=total,
         unit=unit,
         tagged_samples=float(tagged),
-        loading=_whole(own_lines.activities(loading)),
+        loading=_whole(_by_place(loading)),
         idle_samples=math.fsum(part.idle for part in parts) * scale,
         left_out_samples=math.fsum(part.left_out for part in parts) * scale,
         lines=_whole(own_lines.lines(lines).select(*_LINE)),
@@ -400,6 +400,15 @@ def _lines(
     keys = ["group", *PATH, "calls", "calls_file", "doing", "idle"]
     rows = pl.concat([sums.drop("owner", "call"), owner, call], how="horizontal")
     return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+
+
+def _by_place(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the lines with most samples first, and after them what is in no own line."""
+    largest = rows.sort("samples", "calls", descending=[True, False], maintain_order=True)
+    places = largest.group_by("place", *PATH, maintain_order=True)
+    sums = places.agg(pl.col("calls").first(), pl.col("samples").sum())
+    order = [pl.col("place").is_null(), -pl.col("samples"), pl.col("place")]
+    return sums.sort(order, maintain_order=True)
 
 
 def _loading(

@@ -38,8 +38,8 @@ class LeafPaths(Result):
         total_samples: weight of all counted stacks, in ``unit``.
         unit: ``samples``, ``ns`` or ``bytes``, or empty.
         tagged_samples: weight with a frame of the library, or of the user's own code.
-        loading: what the samples do in which the main thread loads a batch of a DataLoader itself,
-            as ``activities``.
+        loading: the lines in whose samples the main thread loads a batch of a DataLoader itself:
+            ``place``, ``name``, ``path``, ``line`` (null without own code), ``calls``, ``samples``.
         idle_samples: weight without a Python frame.
         left_out_samples: weight that is not in ``total_samples``.
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
