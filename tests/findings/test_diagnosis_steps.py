@@ -114,12 +114,15 @@ def test_jax_that_compiles_before_its_steps() -> None:
 
 
 def on_cpu(lengths: Sequence[Mapping[str, int]]) -> Trace:
-    """Return one step for each mapping, with operators that take so many ms one after another."""
+    """Return one step for each mapping, with operators that take so many ms one after another.
+
+    Nothing is recorded of the one without a name.
+    """
     begin, events = 0, list[Event]()
     for number, operators in enumerate(lengths):
         events.append(step(number, begin, sum(operators.values()) * MS))
         for name, took in operators.items():
-            events.append(host("cpu_op", name, begin, took * MS))
+            events += [host("cpu_op", name, begin, took * MS)] * bool(name)
             begin += took * MS
     return trace(events)
 
@@ -140,6 +143,18 @@ def test_slow_operators_by_chance(slow: Sequence[Mapping[str, int]], which: str)
     assert one.confidence == "low"
     assert BY_ID["uneven-steps"].severity(one.size or 0, one.confidence) == "info"
     assert which in one.title
+
+
+@pytest.mark.parametrize(("more", "alike"), [(1, True), (0, False)])
+def test_steps_of_which_all_is_slow(more: int, alike: bool) -> None:
+    """Half of a step is Python, of which nothing is recorded; operators are as slow, or not."""
+    usual = {"mm": 6, "add": 2, "view": 2, "": 10}
+    slow = {name: took + took * more for name, took in usual.items()} | {"": 22}
+    (one,) = judged("uneven-steps", on_cpu([usual] * 5 + [slow] * 2))
+    assert ("no single operator, but all of them" in one.title) == alike
+    assert BY_ID["uneven-steps"].severity(one.size or 0, one.confidence) == (
+        "info" if alike else "warning"
+    )
 
 
 def test_one_slow_operator_is_a_cause() -> None:

@@ -453,6 +453,8 @@ def calls_of_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 #: All operators of the CPU, which take longer in slow steps although no single one explains it, and
 #: the least share of the excess for that.
 ALL_OPERATORS, _BY_CHANCE = "all operators", 0.7
+#: All of a step takes longer if operators do by this share of the ratio by which the step does.
+_ALIKE = 0.8
 #: Comes after it, before the name of the operator that takes most of the excess.
 MOSTLY = ", mostly "
 
@@ -460,8 +462,9 @@ MOSTLY = ", mostly "
 def _all_operators(calls: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     """Rows for slow steps whose operators take longer by chance: ``usual_ns`` is for as many calls.
 
-    No operator with less than 30 % of the time of other steps takes 30 % of the excess of each. One
-    with 70 % of the excess is named.
+    They take 70 % of the excess, or are at least 30 % of the steps and longer by 80 % of the ratio
+    by which these are: then what runs between them is longer, too. No operator with less than 30 %
+    of the time of other steps takes 30 % of the excess of each. One with 70 % of it is named.
     """
     sums = calls.group_by("step", "name").agg(n=pl.len(), total_ns=pl.col("ns").sum())
     of_others = sums.join(slow, on="step", how="anti").group_by("name")
@@ -474,6 +477,11 @@ def _all_operators(calls: pl.DataFrame, slow: pl.DataFrame) -> pl.DataFrame:
     in_each = bool((longer["name"].value_counts()["count"] == slow.height).any())
     most = rows["more"].sum() >= pl.lit(_BY_CHANCE) * slow["over"].sum()
     totals = rows.group_by("step").agg(pl.col("n", "total_ns", "usual_ns").sum())
+    more = pl.col("total_ns") / pl.col("usual_ns") - 1
+    step_ns = pl.col("end") - pl.col("start") - pl.col("over")
+    much = pl.col("usual_ns") >= _LEAST_FRAC * step_ns
+    alike = totals.join(slow, on="step").select(much & (more >= _ALIKE * pl.col("over") / step_ns))
+    most |= totals.height == slow.height and alike.to_series().all()
     one = rows.filter(pl.col("more") >= _BY_CHANCE * pl.col("over")).sort("more", "name")
     one = one.group_by("step").agg(one=pl.format(MOSTLY + "{}", pl.col("name").last()))
     totals = totals.filter(most, not in_each).join(one, on="step", how="left")
