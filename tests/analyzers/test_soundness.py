@@ -464,8 +464,7 @@ def test_the_rank_that_is_ready_last_in_a_timeline_of_horovod(
     if count:
         [text] = ta.info(path).problems["text"]
         assert text.startswith("Rank 2 ")
-        assert "901 us" in text  # after the lower median, rank 0
-        assert "2.703 ms" in text
+        assert "2.703 ms" in text  # three times 901 us after the lower median, rank 0
 
 
 def test_the_recording_with_gaps_in_a_graph(causes: Path) -> None:

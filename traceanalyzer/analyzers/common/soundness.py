@@ -473,36 +473,27 @@ def _ready_late(trace: Trace) -> Iterator[Issue]:
     """
     if not matching(trace.names, [_NEGOTIATE]):
         return
-    rows = trace.events.select("pid", "ts", "dur", pl.col("name").cast(pl.String)).sort("ts")
-    phases = rows.filter(pl.col("name").str.contains(_NEGOTIATE)).select(
-        "pid", "ts", phase=pl.int_range(pl.len()), until=pl.col("ts") + pl.col("dur")
-    )
-    marks = rows.filter(pl.col("name").str.contains(r"^\d{1,6}$"), pl.col("dur").fill_null(0) == 0)
-    placed = marks.rename({"ts": "at"}).join_asof(
-        phases, left_on="at", right_on="ts", by="pid", check_sortedness=False
-    )
-    phase = placed.filter(pl.col("at") <= pl.col("until")).group_by("phase")
-    last = phase.agg(
-        rank=pl.col("name").last(),
-        start=pl.col("at").quantile(0.5, "lower"),
-        end=pl.col("at").max(),
+    end = pl.col("ts") + pl.col("dur").fill_null(0)
+    rows = trace.events.select("pid", "ts", pl.col("name").cast(pl.String), end=end).sort("ts")
+    phases = rows.filter(pl.col("name").str.contains(_NEGOTIATE))
+    phases = phases.select("pid", "ts", phase=pl.int_range(pl.len()), until="end")
+    at, is_mark = pl.col("end"), pl.col("name").str.contains(r"^\d{1,6}$")
+    marks = rows.filter(is_mark, at == pl.col("ts")).drop("ts")
+    placed = marks.join_asof(
+        phases, left_on="end", right_on="ts", by="pid", check_sortedness=False
+    ).filter(at <= pl.col("until"))
+    last = placed.group_by("phase").agg(
+        rank=pl.col("name").last(), start=at.quantile(0.5, "lower"), end=at.max()
     )
     length = pl.col("end") - pl.col("start")
     top = largest_first(last.group_by("rank").agg(ns=length.sum(), n=pl.len()), "ns", "rank")
-    span = rows.select(
-        (pl.col("ts") + pl.col("dur").fill_null(0)).max() - pl.col("ts").min()
-    ).item()
     for rank, _, n in top.head(1).iter_rows():
-        late = last.filter(pl.col("rank") == rank)
-        lost, each = (
-            int(intervals.measure(late)["length"].sum()),
-            int(late.select(length.median()).item()),
-        )
-        if 2 * n > last.height and lost >= _MUCH_LATE * span:
+        lost = int(intervals.measure(last.filter(pl.col("rank") == rank))["length"].sum())
+        least = _MUCH_LATE * rows.select(pl.col("end").max() - pl.col("ts").min()).item()
+        if 2 * n > last.height and lost >= least:
             which = f"rank {rank} is ready last at {n:,} of {format_count(last.height, 'tensor')}"
-            text = f"{which}, {format_ns(each)} after the median rank (the others wait "
-            text += f"{format_ns(lost)}): profile it and another rank to see why"
-            yield "notice", words.READY_LATE, n, text
+            text = f"{which}, and the others wait {format_ns(lost)} for it: profile this rank and "
+            yield "notice", words.READY_LATE, n, f"{text}another one to see why"
 
 
 _NEGOTIATE, _MUCH_LATE = "^NEGOTIATE_", 0.1
