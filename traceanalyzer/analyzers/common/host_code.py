@@ -146,8 +146,7 @@ def _stacks(trace: Trace, events: pl.Series) -> pl.Series:
 
 def _functions(stacks: str) -> str | None:
     each = [_LINE.findall(stack) for stack in json.loads(stacks)]
-    levels = zip(*each, strict=False)
-    common = takewhile(lambda level: len({frame[::2] for frame in level}) == 1, levels)
+    common = takewhile(lambda of: len({one[::2] for one in of}) == 1, zip(*each, strict=False))
     return "\n".join(f"{file}({line}): {name}" for (file, line, name), *_ in common) or None
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import left_join
+from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.common.names import python_frame
 from traceanalyzer.errors import InputError, MissingData, OptionError
 from traceanalyzer.frames import intervals, nesting, numbering, stack_weights
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Most levels of a stack; deeper frames are merged.
 DEEPEST = 2_000
@@ -225,11 +227,13 @@ def sliced(
 def _below_code(
     trace: Trace, events: pl.Series, names: pl.Series, parent: pl.Series
 ) -> tuple[pl.Series, pl.Series]:
-    """Put kernels on the functions of the program, or the modules, that they state."""
-    if "args" not in trace.events.columns:
+    """Give kernels short names, and the functions of the program or modules that they state."""
+    kinds = trace.events["kind"].gather(events)
+    if "args" not in trace.events.columns or not kinds.is_in(DEVICE_WORK).all():
         return names, parent
     from traceanalyzer.analyzers.modules.assignment import code_paths
 
+    names = names.replace(short_names(names.drop_nulls().unique().cast(pl.String).to_list()))
     paths = code_paths(trace, events)
     distinct = paths.drop_nulls().unique(maintain_order=True)
     levels = distinct.str.split("\n")

@@ -284,9 +284,8 @@ def _by_code(
         one.with_columns(ns.alias(t) for t in times) for one, ns in ((more, time), (of_call, -time))
     ]
     to = work.join(moved, on=["row", "code"], how="left", maintain_order="left")
-    return pl.concat([rows, *changes], how="diagonal_relaxed"), to.select(
-        pl.coalesce("to", "row").cast(work.schema["row"]).alias("row")
-    ).to_series()
+    row = to.select(row=pl.coalesce("to", "row").cast(work.schema["row"])).to_series()
+    return pl.concat([rows, *changes], how="diagonal_relaxed"), row
 
 
 def _summed(
