@@ -56,7 +56,7 @@ TESTS: dict[str, str] = {
     "analyzers/replay/engine.py": "what_if follow",
     "analyzers/replay/follow.py": "what_if follow",
     "analyzers/replay/host.py": "what_if_host what_if",
-    "analyzers/replay/program.py": "what_if what_if_host",
+    "analyzers/replay/program.py": "program what_if what_if_host",
     "analyzers/replay/sample.py": "what_if what_if_host",
     "analyzers/what_if/compute.py": "what_if what_if_pipeline",
     "analyzers/what_if/schedule.py": "what_if_pipeline",

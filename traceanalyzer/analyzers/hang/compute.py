@@ -237,14 +237,9 @@ def _threads(trace: Trace) -> pl.DataFrame:
     rows = samples.join(names, on=["pid", "tid"], how="left", nulls_equal=True)
     rows = rows.join(_places(trace.stacks, samples["stack"]), on="stack", how="left")
     return rows.select(
-        pl.lit(trace.meta.path).alias("path"),
-        "rank",
-        "tid",
-        "thread",
-        pl.col("category").cast(pl.String).alias("state"),
-        "place",
-        "frames",
-    )
+        pl.lit(trace.meta.path).alias("path"), "rank", "tid", "thread",
+        pl.col("category").cast(pl.String).alias("state"), "place", "frames",
+    )  # fmt: skip
 
 
 def combine(parts: Sequence[Part], _options: Options) -> Hang:

@@ -136,9 +136,8 @@ class Hang(Result):
     @property
     def missing_dumps(self) -> tuple[int, ...]:
         """Return the ranks of known groups without a dump."""
-        return tuple(
-            self.groups.members.join(self.dumps, on="rank", how="anti")["rank"].unique().sort()
-        )
+        missing = self.groups.members.join(self.dumps, on="rank", how="anti")["rank"]
+        return tuple(missing.unique().sort())
 
     @cached_property
     def last_of_rank(self) -> dict[int, dict[str, Any]]:
@@ -153,19 +152,11 @@ class Hang(Result):
         done = pl.col("state") == "completed"
         rows = self.records.filter(pl.col("op") != "coalesced")
         names = ("op", "seq", "place", "group", "is_p2p")
-        last = (
-            rows.filter(done)
-            .group_by("rank")
-            .agg(pl.col(name).last().alias(f"last_{name}") for name in names)
-        )
-        now = (
-            self.records.filter(~done)
-            .group_by("rank")
-            .agg(
-                *(pl.col(name).first() for name in (*names, "created_ns", "timeout_ns", "state")),
-                is_exact=pl.col("timed_out").first(),
-            )
-        )
+        last = rows.filter(done).group_by("rank").agg(pl.col(names).last().name.prefix("last_"))
+        now = self.records.filter(~done).group_by("rank").agg(
+            pl.col(*names, "created_ns", "timeout_ns", "state").first(),
+            is_exact=pl.col("timed_out").first(),
+        )  # fmt: skip
         both = self.dumps.select("rank").join(last, on="rank", how="left")
         return both.join(now, on="rank", how="left").sort("rank")
 
@@ -241,13 +232,12 @@ class Hang(Result):
             return texts.ADVICE["few dumps"].format(texts.rank_list(self.missing_dumps))
         if self.stuck.is_deadlock or first is None or first.cause != "missing rank":
             return texts.advice(self.stuck)
-        missing = [rank for rank in first.missing if rank in first.free]
-        for rank in missing[:1]:
+        for rank in [rank for rank in first.missing if rank in first.free][:1]:
             row = self.last_of_rank.get(rank) or {}
             others = self._place(first, *first.waiting, *first.ended)
             now, lock = self._now().get(rank), self._waits_for_build(rank)
-            text = texts.between(rank, row.get("last_place"), others, now, lock=lock)
-            return text or texts.advice(self.stuck)
+            if text := texts.between(rank, row.get("last_place"), others, now, lock=lock):
+                return text
         return texts.advice(self.stuck)
 
     def _too_few(self) -> Iterator[str]:
@@ -414,18 +404,13 @@ class Hang(Result):
             return
         yield table_of_known("ranks", "Ranks", self._ranks(), _RANKS, hide_first=_LESS)
         yield table_of_known(
-            "operations",
-            "Stuck operations",
-            self._operations(),
-            _OPERATIONS,
+            "operations", "Stuck operations", self._operations(), _OPERATIONS,
             hide_first=_LESS_OF_OPERATIONS,
-        )
+        )  # fmt: skip
         if (differences := self._differences()).height:
             yield table_of_known("differences", "Different calls", differences, _CALLS)
-        collectives = self._collectives()
-        yield table_of_known(
-            "collectives", "All collectives", collectives, _COLLECTIVES, detail=True
-        )
+        every = self._collectives()
+        yield table_of_known("collectives", "All collectives", every, _COLLECTIVES, detail=True)
         if (threads := self.threads.filter(same)).height:
             yield Table("threads", "Stacks of py-spy", threads, _THREADS, detail=True)
 
@@ -437,10 +422,10 @@ class Hang(Result):
         rows = pl.concat([rows, no_dump], how="diagonal").join(
             labels, on="group", how="left", maintain_order="left"
         )
-        number = pl.when(~pl.col("is_p2p")).then(pl.format("{} #{}", "op", "seq")).otherwise("op")
-        last = pl.when(~pl.col("last_is_p2p")).then(
-            pl.format("{} #{}", "last_op", "last_seq")
-        ).otherwise("last_op")  # fmt: skip
+        number, last = (
+            pl.when(~pl.col(f"{of}is_p2p")).then(pl.format("{} #{}", f"{of}op", f"{of}seq"))
+            .otherwise(f"{of}op") for of in ("", "last_")
+        )  # fmt: skip
         status = [self._status(rank) for rank in rows["rank"].to_list()]
         now = self._now()
         table = rows.with_columns(
@@ -565,19 +550,11 @@ class Hang(Result):
                 f"lanes_{number}" if number else "lanes",
                 f"Collectives by rank and sequence number: {frame['group'][0]}"
                 + (f" (only {_LANES} ranks)" if frame["rank"].n_unique() == _LANES else ""),
-                "span",
-                frame,
-                x="seq",
-                x2="end",
-                y="lane",
-                x_label="sequence number in the group",
-                y_label="rank",
-                color="status",
-                emphasis="is_stuck",
-                emphasis_label="stuck",
+                "span", frame, x="seq", x2="end", y="lane", x_label="sequence number in the group",
+                y_label="rank", color="status", emphasis="is_stuck", emphasis_label="stuck",
             )
             for number, frame in enumerate(self._lanes())
-        )
+        )  # fmt: skip
 
     def _lanes(self) -> list[pl.DataFrame]:
         chosen = [
@@ -607,29 +584,20 @@ class Hang(Result):
         differs = pl.col("rank").is_in(() if stuck is None else stuck.differing) & (
             pl.col("seq") == seq
         )
-        status = (
-            pl.when(differs)
-            .then(pl.lit("different call"))
-            .when("ended")
-            .then(pl.lit("ended"))
-            .otherwise(pl.col("state").cast(pl.String))
-        )
+        ended = pl.when("ended").then(pl.lit("ended")).otherwise(pl.col("state").cast(pl.String))
+        status = pl.when(differs).then(pl.lit("different call")).otherwise(ended)
         rows = calls.select("rank", "seq", status=status)
         if stuck is not None:
-            absent = [(r, seq, "never entered") for r in stuck.missing if r in ranks]
-            absent += [(r, seq, "no dump") for r in stuck.no_dump if r in ranks]
-            absent += [(r, seq, "no record") for r in stuck.no_record if r in ranks]
-            rows = pl.concat([rows, pl.DataFrame(absent, schema=rows.schema, orient="row")])
+            absent = {"never entered": stuck.missing, "no dump": stuck.no_dump,
+                      "no record": stuck.no_record}  # fmt: skip
+            more = [(r, seq, why) for why, of in absent.items() for r in of if r in ranks]
+            rows = pl.concat([rows, pl.DataFrame(more, schema=rows.schema, orient="row")])
         is_stuck = (pl.col("seq") == seq) & (pl.col("status") != "completed") & (stuck is not None)
         return rows.sort("rank", "seq").select(
-            "rank",
-            "seq",
-            status=pl.col("status").cast(_STATUS),
-            end=pl.col("seq") + 0.9,
-            lane=pl.format("rank {}", "rank"),
-            is_stuck=is_stuck,
+            "rank", "seq", status=pl.col("status").cast(_STATUS), end=pl.col("seq") + 0.9,
+            lane=pl.format("rank {}", "rank"), is_stuck=is_stuck,
             group=pl.lit(f"{self.groups.label(group)}, #{seq}"),
-        )
+        )  # fmt: skip
 
 
 def _distinct(causes: tuple[Stuck, ...]) -> list[Stuck]:

@@ -284,13 +284,9 @@ def _table(result: HostMetrics, name: str, title: str, chosen: pl.Expr, suffix: 
     several = result.counters["on"].n_unique() > 1
     statistics = {stat: f"{stat}{suffix}" for stat in _STATISTICS}
     frame = result.series.filter(chosen).select(
-        "counter",
-        "series",
-        "unit",
-        "n",
-        *(pl.col(s).alias(c) for s, c in statistics.items()),
+        "counter", "series", "unit", "n", *(pl.col(s).alias(c) for s, c in statistics.items()),
         "max_on",
-    )
+    )  # fmt: skip
     columns = {
         "counter": "counter",
         "series": "series",

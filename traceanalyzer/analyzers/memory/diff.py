@@ -92,15 +92,11 @@ def _difference(new: pl.DataFrame, old: pl.DataFrame) -> pl.DataFrame:
         on=keys, how="full", coalesce=True, nulls_equal=True,
     ).with_columns(pl.col("n", "base_n", "live_bytes", "base_bytes").fill_null(0))  # fmt: skip
     changes = joined.select(
-        "function",
-        "code",
+        "function", "code",
         *(pl.coalesce(name, f"base_{name}").alias(name) for name in ("file", "line", "stack")),
-        "n",
-        "base_n",
-        "live_bytes",
-        "base_bytes",
+        "n", "base_n", "live_bytes", "base_bytes",
         changed_bytes=pl.col("live_bytes") - pl.col("base_bytes"),
-    )
+    )  # fmt: skip
     return _largest_first(changes, "function", "file", "line", "stack")
 
 

@@ -213,15 +213,10 @@ def alive(history: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
     same = ("stack", *keys[1:])
     sums = sums.group_by(same).agg(pl.col("n", "live_bytes", "before_n").sum(), pl.col("row").min())
     ordered = columns.largest_first(sums, "live_bytes", *keys, nulls_last=True).select(
-        "category",
-        "confidence",
-        *attribution.LINE,
-        "n",
-        "live_bytes",
+        "category", "confidence", *attribution.LINE, "n", "live_bytes",
         live_frac=pl.col("live_bytes") / total if total else pl.lit(None, pl.Float64),
-        before_n="before_n",
-        stack="stack",
-    )
+        before_n="before_n", stack="stack",
+    )  # fmt: skip
     return rank.with_device(history, ordered)
 
 

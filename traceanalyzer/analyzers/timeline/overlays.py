@@ -134,20 +134,12 @@ def _waits(compared: CommOutliers, axis: pl.DataFrame) -> pl.DataFrame:
     rows = with_peers(compared).with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
     placed = _placed(rows.drop("ts"), axis).join(of_collective, on="instance", how="left")
     return placed.select(
-        group=pl.lit(WAITS),
-        track=_label(),
-        ts="ts",
-        dur="dur",
-        name=pl.format("waiting for rank {}", "peer"),
-        category=pl.lit("wait"),
-        rank="rank",
-        straggler="peer",
-        collective="collective",
-        message_bytes="message_bytes",
-        step=pl.col("step").cast(pl.String),
-        arrival_delay_ns="arrival_delay_ns",
+        group=pl.lit(WAITS), track=_label(), ts="ts", dur="dur",
+        name=pl.format("waiting for rank {}", "peer"), category=pl.lit("wait"), rank="rank",
+        straggler="peer", collective="collective", message_bytes="message_bytes",
+        step=pl.col("step").cast(pl.String), arrival_delay_ns="arrival_delay_ns",
         transfer_ns="transfer_ns",
-    )
+    )  # fmt: skip
 
 
 def _critical_path(replay: Replay, axis: pl.DataFrame) -> pl.DataFrame:
@@ -210,16 +202,10 @@ def _finding(number: int, track: str, finding: Finding, axis: pl.DataFrame) -> p
         "at", pl.col("end") - pl.col("start"), descending=True, maintain_order=True
     )
     return longest.head(_MOST).select(
-        group=pl.lit(FINDINGS),
-        track=pl.lit(track),
-        ts=pl.col("start") + pl.col("shift"),
-        dur=pl.col("end") - pl.col("start"),
-        name=pl.lit(finding.title),
-        category=pl.lit("finding"),
-        finding=pl.lit(number, pl.UInt32),
-        place=_label(),
-        **about,
-    )
+        group=pl.lit(FINDINGS), track=pl.lit(track), ts=pl.col("start") + pl.col("shift"),
+        dur=pl.col("end") - pl.col("start"), name=pl.lit(finding.title),
+        category=pl.lit("finding"), finding=pl.lit(number, pl.UInt32), place=_label(), **about,
+    )  # fmt: skip
 
 
 def _intervals(finding: Finding, axis: pl.DataFrame) -> pl.DataFrame:

@@ -86,14 +86,10 @@ def _with_tracks(trace: Trace) -> pl.DataFrame:
     pid = pl.when(on_device & _is_of_device()).then("device").otherwise("pid")
     tid = pl.when(on_device).then("stream").otherwise("tid")
     drawn = trace.events.select(
-        "rank",
-        pid.fill_null(_NO_ID).cast(pl.Int64).alias("pid"),
-        tid.fill_null(_NO_ID).alias("tid"),
-        "device",
-        "stream",
-        synchronises=pl.col("kind") == "cuda_sync",
-        on_device=on_device,
-    )
+        "rank", pid.fill_null(_NO_ID).cast(pl.Int64).alias("pid"),
+        tid.fill_null(_NO_ID).alias("tid"), "device", "stream",
+        synchronises=pl.col("kind") == "cuda_sync", on_device=on_device,
+    )  # fmt: skip
     return _with_flow_tracks(drawn, trace.flows).select(*THREAD)
 
 
