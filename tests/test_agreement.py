@@ -160,13 +160,11 @@ def test_launch_overhead_and_idle_causes(name: str) -> None:
     """A finding costs what gpu-idle counts, besides waits for it on other ranks."""
     diagnosis, idle = pair(name, "gpu_idle", GpuIdle)
     basis, by_rule = idle.basis, {rule: cause for cause, rule in IDLE_RULES.items()}
-    short = int(idle.counted["short_launch_ns"].sum())
     for one in findings(diagnosis):
         cause = by_rule.get(one.id)
         if cause in (None, causes.PEER) or one.per.endswith("once") or one.cost_ns is None:
             continue
         total = idle.counted_by_cause[cause]
-        total += {causes.LAUNCH: short, causes.SHORT_GAP: -short}.get(cause, 0)
         assert one.per == basis.per
         assert one.cost_ns >= basis.each_ns(total) * (1 - UNNAMED) - 1
         if len(idle.by_device.units) == 1:

@@ -142,9 +142,7 @@ def test_findings_do_not_share_idle_time() -> None:
     assert sum(claimed) <= idle.idle_ns
     assert sum(idle.idle_by_cause.values()) == idle.idle_ns
     # 3 us between the kernels of a pair: the second was launched after the end of the first
-    short = int(idle.units["short_launch_ns"].sum())
-    assert result["launch-bound"].cost_ns == idle.idle_by_cause["launch_overhead"] + short
-    assert short == 200 * 3 * US
+    assert result["launch-bound"].cost_ns == idle.idle_by_cause["launch_overhead"] >= 200 * 3 * US
 
 
 # --- data loading --------------------------------------------------------------------------------

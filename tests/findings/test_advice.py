@@ -613,7 +613,42 @@ def test_synchronisation_names_the_call(operator: str, call: str, part: str) -> 
     advice = activities.advice_on_synchronisation(Activity(), call, operator, pytorch=True)
     assert part in advice
     if call != "cudaMemcpyAsync":  # without the copy itself, the call waits for nothing
-        assert part in first(synchronised(rows), "synchronisation").advice
+        recorded = synchronised(rows)
+        one = first(recorded, "synchronisation")
+        assert part in one.advice
+        assert ta.gpu_idle(recorded).advice("synchronisation") == one.advice
+
+
+def test_synchronisation_is_placed_by_its_call_not_by_the_gap_after_it() -> None:
+    def rows(at: int) -> Rows:
+        return [
+            host("user_annotation", "log loss", (at + 1) * US, 105 * US),
+            host("cpu_op", "aten::item", (at + 2) * US, 103 * US),
+            host("cpu_op", "aten::_local_scalar_dense", (at + 3) * US, 101 * US),
+            host("cuda_runtime", "cudaStreamSynchronize", (at + 4) * US, 99 * US),
+            host("user_annotation", "next batch is prepared", (at + 107) * US, 100 * US),
+        ]
+
+    recorded = synchronised(rows, 211)
+    made = {"call": "cudaStreamSynchronize", "operator": "aten::item", "range": "log loss"}
+    result = ta.gpu_idle(recorded)
+    assert result.idle_by_cause["synchronisation"]
+    assert result.waited == {**made, "frame": ""}
+    advice = result.advice("synchronisation")
+    assert advice.startswith("aten::item reads a number from the GPU in log loss:")
+
+
+def test_synchronisation_in_several_operators_names_none_of_them() -> None:
+    def rows(at: int) -> Rows:
+        operator = ("aten::item", "aten::nonzero", "aten::to")[at // 1_000 % 3]
+        call = host("cuda_runtime", "cudaStreamSynchronize", (at + 2) * US, 400 * US)
+        return [host("cpu_op", operator, at * US, 410 * US), call]
+
+    result = ta.gpu_idle(synchronised(rows))
+    assert (result.waited["call"], result.waited["operator"]) == ("", "")
+    advice = result.advice("synchronisation")
+    assert "Remove" not in advice
+    assert ".item(), .cpu()" in advice
 
 
 @pytest.mark.parametrize(

@@ -175,16 +175,21 @@ def test_long_labels_are_divided_at_spaces(width: int) -> None:
     assert not any(line.endswith("5.706") for line in lines)
 
 
-def test_two_causes_with_one_mark_are_one_entry() -> None:
+def test_each_part_of_a_bar_has_a_letter_of_its_own() -> None:
     parts = (
-        BudgetPart("host", "idle: other host code", 6_000_000, 0.6),
-        BudgetPart("host", "idle: small copies", 4_000_000, 0.4),
+        BudgetPart("copies", "copies (exposed)", 1_000_000, 0.1),
+        BudgetPart("host", "idle: memory management", 2_000_000, 0.2),
+        BudgetPart("host", "idle: checkpoints and files", 2_000_000, 0.2),
+        BudgetPart("host", "idle: other host code", 2_000_000, 0.2),
+        BudgetPart("idle", "idle: short gaps", 2_000_000, 0.2),
+        BudgetPart("idle", "idle: other", 1_000_000, 0.1),
     )
-    for width, count in ((90, 1), (50, 2)):
-        text = drawn_timeline.bar(Budget("Time", parts), width, unicode=False)
-        legend = text.split("\n", 2)[2]
-        assert legend.count("h idle: ") == count
-        assert "small copies 4 ms (40.0 %)" in legend
+    _, bar, *legend = drawn_timeline.bar(Budget("Time", parts), 62, unicode=False).split("\n")
+    assert bar.split() == [6 * "c" + 12 * "m" + 12 * "f" + 12 * "h" + 12 * "g" + 6 * "."]
+    for mark, part in zip("cmfhg.", parts, strict=True):
+        assert f"{mark} {part.label} " in "\n".join(legend)
+    alone = drawn_timeline.bar(Budget("Time", parts[:2]), 62, unicode=False)
+    assert "h idle: memory management" in alone  # as in the timeline
 
 
 def test_text_names_the_devices_of_the_critical_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,9 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         longer = f"works {busiest[1]:.2g} times as long as the others"
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
     if cause in _PLACED and not (one.pauses or launching.read_collectives(answers)[0]):
+        place = frame_text(result.waited["frame"] or result.waited["range"])
+        if cause == causes.SYNCHRONISATION and (place or result.waited["call"]):
+            return f"{result.waiting(cause)}{f' in {place}' if place else ''}"
         cells = launching.recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
         return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
     if cause == causes.MEMORY_MANAGEMENT:
@@ -326,17 +329,9 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return causes.EVENLY
     if cause == causes.DATALOADING and result.has_loader:
         return _pinning(result, answers) or f"{_slowest_of_loading(result)}{result.advice(cause)}"
-    if not isinstance(launches, Launches):
-        return result.advice(cause)
-    if cause == causes.SYNCHRONISATION:
-        place = launching.synchronising_place(launches)
-        called = answers.place(cause).get("called") or ""
-        operator = launching.operator_of(place) or called * called.startswith("aten::")
-        if "_object" in called:
-            return _OF_OBJECTS
-        called_by = {"call": place.get("call") or "", "frame": place.get("python") or ""}
-        return result.advice(cause, operator=operator, **called_by)
-    if cause == causes.LAUNCH:
+    if cause == causes.SYNCHRONISATION and "_object" in (answers.place(cause).get("called") or ""):
+        return _OF_OBJECTS
+    if cause == causes.LAUNCH and isinstance(launches, Launches):
         return launching.launch_advice(result, launches, answers)
     return result.advice(cause)
 

@@ -149,11 +149,6 @@ _REDUCE_TOGETHER = (
 _SCALARS_BYTES, _SEVERAL = 64, 3
 
 
-def operator_of(place: Mapping[str, Any]) -> str:
-    """Return the operator that makes a call: the innermost one that is known."""
-    return (place.get("operator") or "").rpartition(" > ")[2]
-
-
 def synchronising(answers: Answers) -> Iterator[str]:
     """Yield the longest synchronisation and host code after it, from the launches result."""
     if (result := answers.of(Launches)) is not None and (worst := synchronising_place(result)):

@@ -1,7 +1,7 @@
 """Tables, charts, shares of time and labels of devices, for the results of several analyzers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePath
@@ -37,12 +37,16 @@ def without_end(count: int, what: str) -> list[str]:
     return [f"Not counted: {format_count(count, what)} without an end."] if count else []
 
 
-def known_columns(frame: pl.DataFrame, columns: Mapping[str, str]) -> dict[str, str]:
-    """Return the columns with at least one value, and their headings."""
+def known_columns(
+    frame: pl.DataFrame, columns: Mapping[str, str], nonzero: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the columns with at least one value (in ``nonzero``: other than 0), and headings."""
     return {
         name: heading
         for name, heading in columns.items()
-        if name in frame.columns and frame[name].null_count() < frame.height
+        if name in frame.columns
+        and frame[name].null_count() < frame.height
+        and (name not in nonzero or frame[name].sum())
     }
 
 

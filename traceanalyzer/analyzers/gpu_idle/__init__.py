@@ -24,7 +24,8 @@ class Options(AnalyzerOptions):
 
     min_gap_ns: int = option(
         10_000,
-        help="Shorter gaps count as short gaps between kernels, without another cause.",
+        help="Shorter gaps count as short gaps between kernels, without another cause, except "
+        "before late launches.",
         flag="--min-gap",
         metavar="TIME",
         unit="time",

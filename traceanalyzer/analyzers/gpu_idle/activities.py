@@ -40,7 +40,7 @@ _LOGS = re.compile(
 _READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
 _SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::index$")
 #: Calls and operators that copy, and calls that wait for an event.
-_COPIES = re.compile(r"(?i)memcpy|aten::copy_$")
+_COPIES = re.compile(r"(?i)memcpy|aten::(?:copy_|to|_to_copy|cpu|cuda)$")
 _EVENT = re.compile(r"(?i)EventSynchronize")
 #: Names of functions that load a model or read data, and do not save.
 _LOADS = re.compile(r"(?i)load|read|from_pretrained|restore")

@@ -28,13 +28,11 @@ from traceanalyzer.vocabulary import ALLOCATES, DEVICE_WORK, LOAD_MODULE, OTHER_
 #: Columns of times: busy, then idle time by cause. They add up to end - start.
 TIMES = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))
 
-#: Those, time in the loader, in copies of batches, in the loader while the device was busy, exposed
-#: communication, and the part of short gaps in which the next work was not launched yet.
-MEASURES = (
-    *TIMES, "loader_ns", "copy_ns", "overlapped_loader_ns", "exposed_communication_ns",
-    "short_launch_ns",
-)  # fmt: skip
+#: Those, time in the loader, in copies of batches, in the loader while the device was busy, and
+#: exposed communication.
+MEASURES = (*TIMES, "loader_ns", "copy_ns", "overlapped_loader_ns", "exposed_communication_ns")
 _UNIT = ["unit"]
+_INTERVAL = ["unit", "start", "end"]
 
 #: Causes for which more evidence is read.
 _UNEXPLAINED = [causes.HOST_CODE, causes.UNKNOWN, causes.DATALOADING, causes.CHECKPOINT_IO]
@@ -95,7 +93,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     is_late = (pl.col("launched") > pl.col("start")).fill_null(value=False)
     short = pl.col("end") - pl.col("start") < options.min_gap_ns
     short &= ~(is_late & pl.Series(intervals.meets(idle, due)))
-    gaps, short_gaps, late_launches = map(idle.filter, (~short, short, short & is_late))
+    gaps, short_gaps, late_launches = map(idle.filter, (~short, short & ~is_late, short & is_late))
     del idle  # of millions of gaps
     # most slices run while the device is busy
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
@@ -105,17 +103,16 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     on_cpu = host.computing(near.slices, near.names, near.launched)
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
     idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
+    idle_of[causes.LAUNCH] = pl.concat([idle_of[causes.LAUNCH], late_launches[_INTERVAL]])
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
-    windows = [busy, *pieces, loader, copies, overlapped, exposed, late_launches]
-    lost = [*pieces, exposed, *_copies(excerpt, little)] if with_lost else None
+    windows = [busy, *pieces, loader, copies, overlapped, exposed]
     marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
     listed = gaps.filter(pl.col("end") - pl.col("start") >= options.min_gap_ns)
     filling = [files[on_cpu.columns], on_cpu]
     longest = longest_gaps.longest(excerpt, listed, caused, filling, options.library_names)
-    unexplained = pl.concat(idle_of[cause] for cause in _UNEXPLAINED)
     return Part(
         **clocks.origin(excerpt),
         coverage=_coverage(excerpt, longest["cause"]),
@@ -123,12 +120,13 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         host=HostTime(
             loader=host.loader_slices(loading),
             loader_code=host.loader_code(excerpt, loading),
-            file_calls=host.file_calls(near, files, unexplained),
+            file_calls=host.file_calls(near, files, pl.concat(idle_of[n] for n in _UNEXPLAINED)),
             copies_pinned=host.copies_pinned(excerpt),
+            waits=losing.waits(excerpt, waits, idle_of[causes.SYNCHRONISATION], options),
         ),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
-        lost=losing.lost(lost, late_launches) if lost else None,
+        lost=losing.lost([*pieces, exposed, *_copies(excerpt, little)]) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         gaps=longest,
         gap_count=listed.height,

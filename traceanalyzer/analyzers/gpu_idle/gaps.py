@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.common.names import matching
+from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, COPIES, EXPOSED, LOSS
-from traceanalyzer.analyzers.gpu_idle.host import Excerpt
+from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints, Spans
-from traceanalyzer.vocabulary import ANNOTATION_KINDS
+from traceanalyzer.trace import of_kinds
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, steps_pattern
 
 
 def with_launches(excerpt: Excerpt, gaps: pl.DataFrame) -> pl.DataFrame:
@@ -179,13 +181,81 @@ MANY = 100_000
 _LONGER = 4
 
 
-def lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.DataFrame:
-    """Return all lost intervals with their cause; short gaps before a late launch are launch-bound.
+#: The longest intervals for which the call that waits is looked up.
+_MOST_WAITS = 2_000
+
+
+def waits(
+    excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame, options: Options
+) -> pl.DataFrame:
+    """Return the calls that wait for the device in or before idle time, and where they are made.
+
+    Args:
+        excerpt: one rank.
+        calls: unit, start, end: when the host waits for the device.
+        idle: unit, start, end: idle time by synchronisation.
+        options: options of the analysis.
+
+    Returns:
+        call, operator (the outermost one of ATen around it, or else the innermost one), range (the
+        innermost annotation that is not a step), frame (the innermost frame of own code), ns: idle
+        time after the start of the call.
+    """
+    length = pl.col("end") - pl.col("start")
+    long = idle.filter(length >= length.top_k(_MOST_WAITS).min())
+    late = long.select("unit", ts="end", ns=length).sort("ts")
+    begun = calls.select("unit", "start", ts="start").sort("ts")
+    made = late.join_asof(begun, on="ts", by="unit", check_sortedness=False)
+    kinds = (*LAUNCH_KINDS, "cpu_op")
+    named_calls = excerpt.slices.filter(pl.col("kind").is_in(kinds))
+    named_calls = named_calls.join(excerpt.threads, on="thread").unique(["unit", "start"])
+    made = made.join(named_calls[["unit", "start", "thread", "name"]], on=["unit", "start"])
+    points = made.with_columns(ts="start", end=pl.col("start") + 1)
+    around = excerpt.slices.filter(pl.Series(intervals.meets(excerpt.slices, points)))
+    is_aten = pl.col("name").cast(pl.String).str.starts_with("aten::")  # ranges in nsys
+    is_operator = is_aten | (pl.col("kind") == "cpu_op")
+    is_step = pl.col("name").is_in(matching(excerpt.names, [steps_pattern()]))
+    operators = around.filter(is_operator).sort("start", -pl.col("end"))
+    ended = pl.col("end").cum_max().shift(1).over("thread")
+    python = around.filter(pl.col("kind") == "python_function")
+    slices = {
+        "outer": operators.filter(is_aten).filter((pl.col("start") >= ended).fill_null(value=True)),
+        "inner": operators,
+        "range": around.filter(of_kinds(ANNOTATION_KINDS), ~is_operator, ~is_step),
+        "frame": python.filter(belongs(python["name"], options.library_names)),
+    }
+    names = {
+        column: of["name"].cast(pl.String)[linking.enclosing(points, of, ["thread"])["slice"]]
+        for column, of in slices.items()
+    }
+    places = made.select(pl.col("name").cast(pl.String).alias("call"), "ns", **names)
+    places = places.with_columns(operator=pl.coalesce("outer", "inner"))
+    return places.group_by("call", "operator", "range", "frame").agg(pl.col("ns").sum())
+
+
+def mostly(rows: pl.DataFrame) -> dict[str, str]:
+    """Return what half of the time of :func:`waits` has: call, operator, range and frame.
+
+    Texts are empty without one; the call, too, if it is made in different operators.
+    """
+    rows, most = rows.with_columns(pl.col("operator").fill_null(_OUTSIDE)), dict[str, str]()
+    for name in ("call", "operator", "range", "frame"):
+        sums = rows.group_by(name).agg(ns=2 * pl.col("ns").sum()).sort("ns", name).tail(1)
+        most[name] = "".join(sums.filter(pl.col("ns") >= rows["ns"].sum())[name].drop_nulls())
+    most["call"] *= bool(most["operator"])
+    return most | {"operator": most["operator"].replace(_OUTSIDE, "")}
+
+
+#: In place of the operator around a call, if there is none.
+_OUTSIDE = "outside"
+
+
+def lost(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return all lost intervals with their cause.
 
     Args:
         pieces: idle time by each of :data:`CAUSES`, exposed communication, exposed copies of
             checkpoints and files, small ones that block the host, and other exposed copies.
-        late_launches: short gaps at whose start the next work was not launched.
 
     Returns:
         unit, start, end, cause; sorted by unit and start.
@@ -195,11 +265,6 @@ def lost(pieces: Sequence[pl.DataFrame], late_launches: pl.DataFrame) -> pl.Data
     frames = dict(named)
     for cause, alone in ((causes.CHECKPOINT_IO, saved), (causes.SMALL_COPIES, little)):
         frames[cause] = pl.concat([frames[cause], alone])
-    if late_launches.height:
-        launch = late_launches[["unit", "start", "end"]]
-        short = frames[causes.SHORT_GAP]
-        frames[causes.SHORT_GAP] = short.join(launch, on=launch.columns, how="anti")
-        frames[causes.LAUNCH] = pl.concat([frames[causes.LAUNCH], launch])
     rows = labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))
     order = intervals.stable_order(rows["unit"].to_numpy(), rows["start"].to_numpy())
     return rows[order]

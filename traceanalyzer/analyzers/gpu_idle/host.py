@@ -174,12 +174,14 @@ class HostTime:
             checkpoints and files, other host code or unknown cause: name, idle_ns, longest_ns (the
             longest call); the row without a name is the union of all calls.
         copies_pinned: no copy of a batch is named as one from pageable memory.
+        waits: rows of :func:`~.gaps.waits`.
     """
 
     loader: pl.DataFrame
     loader_code: pl.DataFrame
     file_calls: pl.DataFrame
     copies_pinned: bool
+    waits: pl.DataFrame
 
     @classmethod
     def joined(cls, several: Sequence[HostTime]) -> HostTime:
@@ -189,6 +191,7 @@ class HostTime:
             loader_code=_summed([one.loader_code for one in several], "self_ns"),
             file_calls=_summed([one.file_calls for one in several], "idle_ns"),
             copies_pinned=all(one.copies_pinned for one in several),
+            waits=pl.concat([one.waits for one in several]),
         )
 
     @property
@@ -210,11 +213,10 @@ class HostTime:
     @property
     def long_line(self) -> str | None:
         """The call that reads a line and takes longer than any read of a file, with its time."""
-        is_long = pl.col("longest_ns") >= causes.LONG_LINE_NS
         reads_line = pl.col("name").str.contains(causes.READS_LINE)
-        calls = self.file_calls.filter(is_long, reads_line).sort("longest_ns")
-        for name, longest_ns in calls.tail(1).select("name", "longest_ns").iter_rows():
-            return f"{name} takes {format_ns(longest_ns)}"
+        calls = self.file_calls.filter(pl.col("longest_ns") >= causes.LONG_LINE_NS, reads_line)
+        for name, ns in calls.sort("longest_ns").tail(1).select("name", "longest_ns").iter_rows():
+            return f"{name} takes {format_ns(ns)}"
         return None
 
 

@@ -17,12 +17,12 @@ from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS, STEP
 from traceanalyzer.analyzers.common.waits import DATA
 from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity, main_place
-from traceanalyzer.analyzers.gpu_idle.gaps import Coverage
+from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, mostly
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_first, format_frac, format_ns
-from traceanalyzer.vocabulary import ALLOCATE_HOST, SYNCHRONISE, call_class
+from traceanalyzer.vocabulary import ALLOCATE_HOST, call_class
 
 #: Share of the time below which no action is needed.
 _LITTLE = 0.05
@@ -42,7 +42,8 @@ _UNIT = ("rank", "path", "device", "pid")
 _KEY = headings("rank, file, device, pid: process")
 
 #: Columns of times that are left out if they are 0.
-_IF_NONZERO = ("exposed_communication_ns", "batch_copy_ns", "loader_ns", "overlapped_loader_ns")
+_OF_LOADER = ("dataloading_ns", "dataloading_frac", "loader_ns", "overlapped_loader_ns")
+_IF_NONZERO = ("exposed_communication_ns", "batch_copy_ns", *_OF_LOADER)
 
 #: Columns of the activity in gaps.
 _ACTIVITY = headings(
@@ -63,15 +64,13 @@ class GpuIdle(Result):
         units: one row per device (or process on a device, or main thread): rank, path, device, pid,
             start, end, ``busy_ns`` and a column per cause (``dataloading_ns`` ...), which add up to
             end - start; ``loader_ns`` and ``copy_ns``, the time of the loader and of the copies of
-            batches, overlapped or not, ``overlapped_loader_ns``, that of the loader while the
-            device was busy, and ``short_launch_ns``, the part of short gaps at whose start the next
-            work had not been launched.
+            batches, overlapped or not, and ``overlapped_loader_ns``, that of the loader while the
+            device was busy.
         causes: one row per cause of each unit: rank, path, device, pid, cause, ``gaps``
             (intervals), ``idle_ns``, ``longest_ns``; no row for causes that do not occur.
         lost: all idle time, exposed communication and exposed copies as intervals: rank, path,
             device, pid, start, end, cause (``exposed_communication``, ``exposed_copies`` or a cause
-            of idle time; copies of checkpoints are checkpoint_io). A short gap at whose start the
-            next work had not been launched is launch overhead here. From 100,000 intervals of a
+            of idle time; copies of checkpoints are checkpoint_io). From 100,000 intervals of a
             rank on, short ones of one cause between two long ones are one row, see
             :func:`~.gaps.merged`. Only in a diagnosis or report, otherwise None.
         steps: one row per step of each unit: rank, path, device, pid, step, start, end,
@@ -279,20 +278,12 @@ class GpuIdle(Result):
         is_most = 2 * calls["idle_ns"].sum() > self.idle_by_cause[causes.CHECKPOINT_IO]
         return tuple(calls["name"].head(_NAMED)) if is_most else ()
 
-    def advice(self, cause: str, *, call: str = "", operator: str = "", frame: str = "") -> str:
-        """Return the advice for a cause of idle time, by what the host does in its gaps.
-
-        Args:
-            cause: the cause.
-            call: for synchronisation, the call with most time; by default that in most gaps.
-            operator: the operator that makes it.
-            frame: the code that makes it; by default that in most gaps.
-        """
+    def advice(self, cause: str) -> str:
+        """Return the advice for a cause of idle time, by what the host does in its gaps."""
         program, coverage = self.program, self.coverage
         if text := self._of_recorded(cause):
             return program.named(text)
         one = self.activity(cause)
-        one = replace(one, frame=frame or one.frame)
         if cause == causes.HOST_CODE:
             code = "" if coverage.stacks_known else coverage.hints["other code"]
             if not program.pytorch:
@@ -301,9 +292,10 @@ class GpuIdle(Result):
             text = activities.advice_on_host_code(one, program, code=code, on_host=on_host)
             return text + causes.PERHAPS_REQUESTS * (one.wait == DATA and not program.trains)
         if cause == causes.SYNCHRONISATION:
-            found = one.place if call_class(one.place) == SYNCHRONISE or not one.place else ""
+            made = self.waited
+            one = replace(one, frame=made["frame"], range=made["range"])
             text = activities.advice_on_synchronisation(
-                one, call or found, operator, pytorch=program.pytorch
+                one, made["call"], made["operator"], pytorch=program.pytorch
             )
         if cause == causes.MEMORY_MANAGEMENT:
             text = self.freeing[1]
@@ -325,6 +317,11 @@ class GpuIdle(Result):
             text = activities.advice_on_launches(one, one.range or one.place, work)
         code = coverage.hints["device work"]
         return program.named(text or causes.advice(cause, program, code=code))
+
+    @cached_property
+    def waited(self) -> dict[str, str]:
+        """Where the host waits for the device, see :func:`~.gaps.mostly`."""
+        return mostly(self.by_device.host.waits)
 
     @cached_property
     def freeing(self) -> tuple[str, str]:
@@ -573,7 +570,7 @@ def _gap_notes(result: GpuIdle) -> Iterator[str]:
     short = result.by_device.causes.filter(pl.col("cause") == causes.SHORT_GAP)["gaps"].sum()
     if short:
         least = format_ns(result.options.min_gap_ns)
-        yield f"Short gaps: {short:,} gaps below {least} (--min-gap), whatever the cause."
+        yield f"Short gaps: {short:,} gaps below {least} (--min-gap), except before late launches."
     if _is_in_parts(result):
         yield (
             "A gap can have several causes, one after another: `gaps` and `longest` of a cause "
@@ -681,7 +678,7 @@ def _steps(result: GpuIdle) -> Table:
         title += ", most idle first"
         frame = frame.sort("idle_ns", descending=True, maintain_order=True)
     if result.options.by == "step":
-        del columns["other_ns"]
+        columns.pop("other_ns", None)
         columns |= {
             f"{cause}_ns": causes.NAMES[cause]
             for cause in causes.CAUSES
@@ -714,12 +711,15 @@ def _gaps(result: GpuIdle) -> Table:
 
 
 def _nonzero(frame: pl.DataFrame, text: str) -> dict[str, str]:
-    """Return the columns of a text with their headings, without those that are 0."""
-    return {
-        name: heading
-        for name, heading in headings(text).items()
-        if name not in _IF_NONZERO or frame[name].sum()
-    }
+    """Return the columns of a text with their headings, without those that are 0.
+
+    Idle time is all there is if none is data loading or copies of batches.
+    """
+    columns = known_columns(frame, headings(text), _IF_NONZERO) or headings(text)
+    if not columns.keys() & {"dataloading_ns", "batch_copy_ns"}:
+        columns.pop("other_ns", None)
+        columns["idle_ns"] = "idle"
+    return columns
 
 
 def activity() -> pl.Expr:

@@ -558,6 +558,7 @@ def _tables(result: Launches) -> tuple[Table, ...]:
     calls, graphs = result.calls, "Launch calls that started several device events"
     left_out = [] if calls.loading_calls else ["loading_calls"]
     left_out += [] if result.devices.height > 1 else ["on", "ranks"]
+    left_out += [] if result.queue.streams["full_frac"].sum() else ["full_frac"]
     tables = {
         "devices": ("Devices", result.devices),
         "stretches": ("Launch-bound stretches", result.bound.stretches),

@@ -216,6 +216,7 @@ def tables(result: Operators) -> tuple[Table, ...]:
     result_tables = [Table("operators", "Operators", named, {**keys, **times})]
     if frames.height:
         columns = {**keys, **times, "name": "Python function"}
+        columns = display.known_columns(frames, columns, _DEVICE)
         result_tables.append(Table("python_functions", "Python functions", frames, columns))
     memory = {name: label for name, label in _MEMORY.items() if rows[name].is_not_null().any()}
     if "memory" in result.sort_by:

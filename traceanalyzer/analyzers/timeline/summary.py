@@ -77,7 +77,7 @@ def summary(
             **NAMES,
             "compute": "busy",
             "transfer": idle_name(causes.IN_COLLECTIVES)
-            if idle.coverage.on_host
+            if causes.EXPOSED not in idle.lost["cause"]
             else "communication, wait included"
             if compared is None
             else compared.transfer_name,

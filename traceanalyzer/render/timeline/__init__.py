@@ -11,6 +11,7 @@ import sys
 import textwrap
 import zlib
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import groupby
 from typing import Any
@@ -225,21 +226,34 @@ def bar(budget: Budget, width: int, *, unicode: bool | None = None, color: bool 
     """Return a total and its parts as a bar of characters, with the parts below it."""
     blocks = can_encode() if unicode is None else unicode
     columns = max(min(width, _WIDEST) - len(_INDENT), 10)
-    marks = [_MARKS[part.state][0 if blocks else 1] for part in budget.parts]
+    marks = _unique_marks(budget, 0 if blocks else 1)
     names = [part.state for part in budget.parts]
     ends = np.round(np.cumsum([part.frac for part in budget.parts]) * columns).astype(int)
     lengths = np.diff(ends, prepend=0)
     line = _row(np.repeat(np.arange(len(marks)), lengths).tolist(), marks, names if color else [])
-    entries = list[tuple[str, str, str]]()
-    for mark, part in zip(marks, budget.parts, strict=True):
-        text = f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})"
-        if entries and mark == entries[-1][1]:  # two causes with one mark, in one entry if it fits
-            both = f"{entries[-1][2]}, {text.removeprefix('idle: ')}"
-            if len(both) <= columns - len("m "):
-                text = both
-                entries.pop()
-        entries.append((part.state, mark, text))
+    entries = [
+        (part.state, mark, f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})")
+        for mark, part in zip(marks, budget.parts, strict=True)
+    ]
     return f"{budget.title}\n{_INDENT}{line}\n{_in_lines(entries, width, color=color)}"
+
+
+def _unique_marks(budget: Budget, at: int) -> list[str]:
+    """Return the character of each part: of its state, or a letter of its name for each of several.
+
+    So no two parts have the same, and no letter has the meaning of a state that it is not.
+    """
+    counts = Counter(part.state for part in budget.parts)
+    marks, used = list[str](), set("".join(_MARKS.values()))
+    for part in budget.parts:
+        mark, label = _MARKS[part.state][at], part.label.removeprefix("idle: ").lower()
+        letters = re.findall(r"\b(?!and|the)[a-z](?=[a-z]{2})", label)
+        if counts[part.state] > 1 and label != "other" and mark not in letters:
+            free = (one for one in [*letters, *label] if one.isalpha() and one not in used)
+            mark = next(free, mark)
+            used.add(mark)
+        marks.append(mark)
+    return marks
 
 
 def shares(drawing: Lanes, columns: int, only: Sequence[int] | None = None) -> NDArray[np.float64]:
