@@ -18,7 +18,8 @@ from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_names import families_of, short_names
-from traceanalyzer.analyzers.common.names import one_name_for_steps
+from traceanalyzer.analyzers.common.names import one_name_for_numbers
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.engine import Job, Times, Weights
 from traceanalyzer.analyzers.replay.program import Program
@@ -36,17 +37,26 @@ OPERATORS: str = "operators"
 GAPS: str = "gaps between kernels"
 LAUNCHES: str = "launches"
 LOADING: str = "data loading"
+#: Calls that neither launch nor wait, by their kind in a program, with the names of idle causes.
+_OF_CALLS = {
+    "allocate": causes.NAMES[causes.MEMORY_MANAGEMENT],
+    "memory": causes.NAMES[causes.MEMORY_MANAGEMENT],
+    "graph": causes.NAMES[causes.GRAPH_BUILDING],
+    "module": causes.NAMES[causes.MODULE_LOADING],
+    "other": causes.NAMES[causes.API_CALLS],
+}
 CODE: str = "other host code"
 SYNCHRONISATION: str = "end of waiting calls"
 BEFORE: str = "not recorded"
 #: What the longest path runs through.
 CLASSES = (
     KERNELS, OPERATORS, COPIES, TRANSFERS, GAPS, LAUNCHES, LOADING, CODE, SYNCHRONISATION, BEFORE,
+    *dict.fromkeys(_OF_CALLS.values()),
 )  # fmt: skip
 
-_CLASSES = headings("kind: waiting for, parts, time_ns: time, time_frac: of step")
-_NAMES = headings("kind: waiting for, name, parts, time_ns: time, time_frac: of step")
 _OTHER = (
+    ("classes", "Longest path", "kind: waiting for"),
+    ("names", "Kernels and calls on the path", "kind: waiting for, name"),
     ("families", "Families of kernels, and other classes", "family"),
     ("annotations", "Annotations around the path, or around its launch calls", "annotation"),
     ("ranks", "Ranks on the path", "rank"),
@@ -150,13 +160,14 @@ def inferred_waits(inferred: int, edges: int, hint: str) -> Iterator[str]:
 
 
 def _tables(result: CriticalPath) -> Iterator[Table]:
-    yield Table("classes", "Longest path, mean per step", result.classes, _CLASSES)
-    yield Table("names", "Kernels and calls on the path", result.names, _NAMES)
+    whole = "step" if result.steps > 1 else "run"
     for name, title, by in _OTHER:
         frame = getattr(result, name)
-        if frame.height > 1:
-            texts = headings(f"{by}, parts, time_ns: time, time_frac: of step")
-            yield Table(name, title, frame, texts)
+        if frame.height > 1 or name in ("classes", "names"):
+            texts = headings(f"{by}, parts, time_ns: time, time_frac: of {whole}")
+            mean = ", mean per step" * (name == "classes" and result.steps > 1)
+            missing = {"annotation": "(none)"}
+            yield Table(name, f"{title}{mean}", frame, texts, missing=missing)
     yield Table("path", "The path", result.path, _PATH, detail=True)
 
 
@@ -187,7 +198,7 @@ def combine(parts: Sequence[Program], _options: Options) -> CriticalPath:
         family=pl.when(is_kernel).then(pl.col("name").replace(family)).otherwise("kind"),
         time_ns=pl.col("end") - pl.col("start"),
         name=_names(path),
-        annotation=pl.col("annotation").replace(one_name_for_steps(around.to_list())),
+        annotation=pl.col("annotation").replace(one_name_for_numbers(around.to_list())),
     )
     waits = engine.between_streams(job)
     return CriticalPath(
@@ -234,8 +245,9 @@ def _within(path: pl.DataFrame, bounds: Sequence[tuple[float, float]]) -> pl.Dat
 def _names(path: pl.DataFrame) -> pl.Expr:
     """Return names with those of kernels shortened, and one name for all steps."""
     kernels = path.filter(pl.col("kind") == KERNELS)["name"].unique().drop_nulls()
-    steps = one_name_for_steps(path["name"].unique().drop_nulls().to_list())
-    return pl.col("name").replace(short_names(kernels) | steps)
+    ranges = path.filter(pl.col("kind").is_in((CODE, LAUNCHES, LOADING)))["name"].unique()
+    numbered = one_name_for_numbers(ranges.drop_nulls().to_list())
+    return pl.col("name").replace(short_names(kernels) | numbered)
 
 
 def _summed(path: pl.DataFrame, steps: int, *by: str) -> pl.DataFrame:
@@ -311,7 +323,10 @@ class _Walk:
         self.kinds = [one.work["work_kind"].cast(pl.String).to_list() for one in job.programs]
         self.devices = [one.work["device"].to_list() for one in job.programs]
         self.calls = [one.work["call"].to_list() for one in job.programs]
-        self.call_names = [one.calls["name"].cast(pl.String).to_list() for one in job.programs]
+        self.call_names, self.call_kinds = (
+            [one.calls[column].cast(pl.String).to_list() for one in job.programs]
+            for column in ("name", "kind")
+        )
         self.ranges, self.around = (
             [getattr(one, table)[column].to_list() for one in job.programs]
             for table, column in (("calls", "range_before"), ("work", "range"))
@@ -391,8 +406,8 @@ class _Walk:
             return [part], ("end of work", rank, row)
         if times.met[call] >= 0:
             return self._after_last(Part(rank, TRANSFERS, name, done, done), times.met[call])
-        part = Part(rank, LAUNCHES, name, times.calls[call], done)
-        return [part], ("start of call", rank, call)
+        kind = _OF_CALLS.get(self.call_kinds[rank][call] or "", LAUNCHES)
+        return [Part(rank, kind, name, times.calls[call], done)], ("start of call", rank, call)
 
     def _start_of_call(self, rank: int, call: int) -> _Step:
         times, weights = self.times[rank], self.weights[rank]

@@ -86,7 +86,7 @@ def _measured(
     if once or (few and not result.pauses_of(cause)[1]):
         advice = causes.ONCE[answers.program.pytorch] if once else _first_launches(result)
     elif alone:
-        advice = _ALONE
+        advice = causes.ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
     waiting = _waiting(cause, result, answers)
@@ -265,11 +265,6 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
 #: Idle time in collectives that are compared with those of other ranks, and in others.
 _AFTER_ARRIVAL = "after every rank has arrived"
 _FOR_OTHERS = "(waiting for other ranks, or slow communication)"
-#: Advice for collectives that are not compared.
-_ALONE = (
-    "Add the files of all ranks: only together they show whether a straggler or the communication "
-    "takes the time. Collectives that overlap with compute or move fewer bytes help in both cases."
-)
 
 
 #: Causes of idle time whose calls have a place.

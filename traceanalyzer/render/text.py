@@ -39,6 +39,8 @@ _UNSAFE = re.compile(
 )
 _ELLIPSIS = "..."
 _LONG_WORD = re.compile(r"\S{121,}")
+#: Brackets of templates, not of ``a < b``, ``<module>`` and ``->``; longer arguments are left out.
+_BRACKET, _LONG_ARGUMENTS = re.compile(r"(?<=[\w:])<|(?<![-=])>"), 60
 
 TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
 SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
@@ -106,8 +108,20 @@ def shorten(text: str, width: int) -> str:
 
 
 def prose(text: str) -> str:
-    """Escape a sentence and shorten words of extreme length."""
-    return _LONG_WORD.sub(lambda match: shorten(match[0], 80), visible(text))
+    """Escape a sentence, and shorten long arguments of C++ templates and words."""
+    return _LONG_WORD.sub(lambda match: shorten(match[0], 80), _without_arguments(visible(text)))
+
+
+def _without_arguments(text: str) -> str:
+    """Return ``gemv2T_kernel_val<...>`` for a name with long arguments of a template."""
+    depth, begin, parts, done = 0, 0, list[str](), 0
+    for at in (match.start() for match in _BRACKET.finditer(text)):
+        if text[at] == "<":
+            begin, depth = (at, 1) if not depth else (begin, depth + 1)
+        elif depth and (depth := depth - 1) == 0 and at - begin > _LONG_ARGUMENTS:
+            parts += [text[done : begin + 1], _ELLIPSIS]
+            done = at
+    return "".join([*parts, text[done:]])
 
 
 #: A verdict shows at most so many sentences, with at most so many numbers; the rest are points.

@@ -197,6 +197,21 @@ def one_name_for_steps(names: Collection[str]) -> dict[str, str]:
     return steps | {name: f"{plain}*" for name, plain in numbers.items() if plain in several}
 
 
+def one_name_for_numbers(names: Collection[str]) -> dict[str, str]:
+    """Map ranges whose names differ by the number at their end to one: ``IO 3`` to ``IO *``.
+
+    Steps of PyTorch's profiler are :data:`ANY_STEP`.
+    """
+    plain = {name: _LAST_NUMBER.sub(r"\1*", name) for name in names}
+    several = Counter(plain.values())
+    numbered = {name: one for name, one in plain.items() if several[one] > 1}
+    return numbered | one_name_for_steps(names)
+
+
+#: The number at the end of a name.
+_LAST_NUMBER = re.compile(r"([ _#:=-])\d+$")
+
+
 @lru_cache(maxsize=256)
 def _known(patterns: tuple[str, ...]) -> dict[str, bool]:
     """Return the results so far of these patterns: many analyses test the same names."""

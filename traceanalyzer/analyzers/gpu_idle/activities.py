@@ -1,7 +1,7 @@
 """What the host does in the gaps of one cause, and the change that fits it."""
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.kernel_names import code_text
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import frame_text, one_name_for_numbers
 from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -351,17 +351,11 @@ def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
         # the step annotation has no information about the place
         if name not in (step, REPETITION.sub("", step or "")):
             times[name].append(ns)
-    same = Counter(_LAST_NUMBER.sub(r"\1*", name) for name in times)
-    for name in [*times]:
-        if same[plain := _LAST_NUMBER.sub(r"\1*", name)] > 1:
-            times[plain] += times.pop(name)
+    for name, plain in one_name_for_numbers(times).items():
+        times[plain] += times.pop(name)
     places = [(name, sum(each), len(each)) for name, each in times.items()]
     main = min(places, key=lambda one: (-one[1], one[0]), default=("", 0, 0))
     return main if main[1] > 0 and 2 * main[1] >= gaps["cause_ns"].sum() else ("", 0, 0)
-
-
-#: The number at the end of a name: ``IO 3``.
-_LAST_NUMBER = re.compile(r"([ _#:=-])\d+$")
 
 
 # --- host code -----------------------------------------------------------------------------------

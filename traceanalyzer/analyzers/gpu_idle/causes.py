@@ -380,6 +380,12 @@ ALL_GPUS = (
 )
 
 
+#: Advice for collectives that are not compared.
+ALONE = (
+    "Add the files of all ranks: only together they show whether a straggler or the communication "
+    "takes the time. Collectives that overlap with compute or move fewer bytes help in both cases."
+)
+
 #: Causes that are setup if they occur only in the first step, or in a few calls without steps.
 FIRST_USE = (MODULE_LOADING, MEMORY_MANAGEMENT, COMMUNICATOR, GRAPH_BUILDING, API_CALLS)
 #: Minimum share of a loss in the first step, or in a few calls, to count as setup.

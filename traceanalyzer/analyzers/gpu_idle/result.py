@@ -311,7 +311,8 @@ class GpuIdle(Result):
                 stages or one.frame or one.range or one.place, pytorch=program.pytorch
             )
         if cause == causes.PEER:
-            text = self._straggler() or activities.GPU_AWARE * one.stages_for_mpi
+            alone = causes.ALONE * (self.units["rank"].n_unique() < 2)
+            text = self._straggler() or alone or activities.GPU_AWARE * one.stages_for_mpi
         if cause == causes.LAUNCH:
             work = main_place(self.of_cause(cause), "after")[0]
             text = activities.advice_on_launches(one, one.range or one.place, work)

@@ -130,7 +130,8 @@ def _of_changes(result: WhatIf) -> str:
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
         if rows:
-            without = f"Without the cause of {rows[0]['finding']}: {_gain(rows[0])} less per step"
+            gain = _gain(rows[0], _whole(result))
+            without = f"Without the cause of {rows[0]['finding']}: {gain} less per step"
             of = f"in the mean of the steps that diagnose counts ({rows[0]['change']})"
             return sentences(step, f"{without}, {of}.")
         best = result.changes.row(0, named=True)
@@ -142,7 +143,8 @@ def _of_changes(result: WhatIf) -> str:
         what = "A step" if steps > 1 else "The run"
         then = f"{what} then waits for: {', '.join(after)}." if after else ""
         return sentences(step, changed, then)
-    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
+    of = _whole(result)
+    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row, of)}." for row in rows]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
@@ -154,6 +156,11 @@ def _of_changes(result: WhatIf) -> str:
     )
 
 
+def _whole(result: WhatIf) -> str:
+    """Return what the gains of findings are shares of."""
+    return "step time" if "".join(result.steps["step"].drop_nulls()) else "the recorded time"
+
+
 def _compared(row: dict[str, float]) -> str:
     step, gain = format_ns(row["step_ns"]), format_ns(abs(row["gain_ns"]))
     share = format_frac(abs(row["gain_frac"]))
@@ -162,7 +169,7 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _gain(row: dict[str, float], of: str = "step time") -> str:
+def _gain(row: dict[str, float], of: str) -> str:
     return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])} of {of})"
 
 
@@ -213,7 +220,9 @@ def _notes(result: WhatIf) -> Iterator[str]:
 def _tables(result: WhatIf) -> Iterator[Table]:
     if result.findings.height:
         title = "Gain without the cause of each finding, of the steps that diagnose counts"
-        yield Table("findings", title, result.findings, _OF_FINDINGS, sentences=("change",))
+        of_time = {} if "step" in _whole(result) else {"gain_frac": "of time"}
+        columns = _OF_FINDINGS | of_time
+        yield Table("findings", title, result.findings, columns, sentences=("change",))
     if result.changes.height:
         steps = result.steps.filter(pl.col("run") == "recorded").height
         of_run = {} if steps > 1 else {"step_ns": "run", "gain_frac": "of run"}
