@@ -282,8 +282,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         return f"waiting while GPU {busiest[0]} of the process runs, which {longer}"
     if cause in _PLACED and not (one.pauses or launching.read_collectives(answers)[0]):
         place = frame_text(result.waited["frame"] or result.waited["range"])
-        if cause == causes.SYNCHRONISATION and (place or result.waited["call"]):
-            return f"{result.waiting(cause)}{f' in {place}' if place else ''}"
+        if cause == causes.SYNCHRONISATION and place:
+            return f"{result.waiting(cause)} in {place}"
         cells = launching.recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
         return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
     if cause == causes.MEMORY_MANAGEMENT:

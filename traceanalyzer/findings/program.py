@@ -218,8 +218,9 @@ def peak_memory(results: Mapping[str, Result]) -> str:
     reserved = top["reserved_peak_bytes"]
     recorded = memory.devices.join(fullest.select(keys[:2]), on=keys[:2], nulls_equal=True)
     # without a history, only the memory at the snapshot is known
-    what = "peak memory" if (recorded["events"] > 1).any() else "memory at the snapshot"
-    text = f"{what} {format_bytes(top['peak_bytes'])} allocated"
+    known = (recorded["events"] > 1).any()
+    what, column = ("peak memory", "peak") if known else ("memory at the snapshot", "end")
+    text = f"{what} {format_bytes(top[f'{column}_bytes'])} allocated"
     text += f", {format_bytes(reserved)} reserved" if reserved else ""
     place = f"device {top['device']}"
     place += "" if top["rank"] is None else f" of rank {top['rank']}"

@@ -198,10 +198,19 @@ def is_identifier(column: str) -> bool:
     return column in _IDENTIFIERS
 
 
-def scale_of(column: str, magnitude: float) -> Scale:
-    """Return the largest unit of the column in which ``magnitude`` is at least 1."""
+def scale_of(column: str, magnitude: float, largest: float = 0) -> Scale:
+    """Return the largest unit of the column in which ``magnitude`` is at least 1.
+
+    Or a larger one, if ``largest`` has more than five digits before the point in it.
+    """
     units = _UNITS.get(kind_of(column), ((1, ""),))
-    return Scale(*next((pair for pair in units if magnitude >= pair[0]), units[-1]))
+    smaller = [factor for factor, _ in units[1:]]
+    fits = (
+        pair
+        for pair, below in zip(units, smaller, strict=False)
+        if magnitude >= pair[0] or largest >= _MOST * below
+    )
+    return Scale(*next(fits, units[-1]))
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ def table_cells(table: Table, rows: int) -> Iterator[Cells]:
     """
     values = {column.name: column.to_list() for column in table.frame.head(rows)}
     times = [name for name in table.columns if name.endswith("_ns")]
-    common = _common_scale([_middle(_numbers(values[name])) for name in times])
+    common = _common_scale([_numbers(values[name]) for name in times])
     for name, label in table.columns.items():
         group = next((names for names in table.alike if name in names), (name,))
         group = tuple(other for other in group if other in values)
@@ -247,18 +256,19 @@ def table_cells(table: Table, rows: int) -> Iterator[Cells]:
         yield Cells(name, label, scale, texts, is_number(values[name]))
 
 
-def _common_scale(medians: Sequence[float]) -> Scale | None:
-    """Return the largest unit in which all columns with these medians have two digits, if any.
+def _common_scale(columns: Sequence[Sequence[float]]) -> Scale | None:
+    """Return the largest unit in which the medians of all columns have two digits, if any.
 
-    None if the smallest time needs a unit in which the largest has too many digits. Columns of
-    zeros have any unit.
+    None if the smallest median needs a unit in which a time has too many digits. Columns of zeros
+    have any unit.
     """
-    medians = [median for median in medians if median]
+    medians = [median for median in map(_middle, columns) if median]
     if not medians:
         return None
     for factor, unit in TIMES:
         if max(medians) >= factor and min(medians) >= _LEAST * factor:
-            return Scale(factor, unit) if max(medians) < _MOST * factor else None
+            largest = max(abs(number) for column in columns for number in column)
+            return Scale(factor, unit) if largest < _MOST * factor else None
     return None
 
 
@@ -281,7 +291,7 @@ def cells(
     scaled = values if comparable is None else comparable
     numbers = _numbers(scaled)
     middle = _middle(numbers)
-    scale = scale or scale_of(column, middle)
+    scale = scale or scale_of(column, middle, max(map(abs, numbers), default=0))
     whole = scale.unit in _WHOLE_UNITS or (
         not scale.unit and all(isinstance(number, int) for number in numbers)
     )

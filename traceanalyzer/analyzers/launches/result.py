@@ -69,7 +69,7 @@ _COLUMNS = {
 _MORE: Mapping[str, Mapping[str, Any]] = {
     "operators": {"detail": True, "missing": {"operator": "(none)"}},
     "steps": {"detail": True, "empty": "no steps are marked"},
-    "stretches": {"hide_first": ("pieces", "gaps", "at_ns")},
+    "stretches": {"hide_first": ("pieces", "gaps", "at_ns", "synchronised_frac", "busy_frac")},
     "synchronising": {"hide_first": ("ranks", "n", "host_ns", "annotation", "operator")},
 }
 

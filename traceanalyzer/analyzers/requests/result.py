@@ -24,6 +24,8 @@ _LATENCIES = (
     "label: time, n: count, mean_ns: mean, p50_ns: p50, p90_ns: p90, p99_ns: p99, max_ns: max, "
     "share_frac: share, stated_mean_ns: mean in log, stated_p99_ns: p99 in log"
 )
+#: The verdict has median and 99th percentile.
+_LESS = ("stated_p99_ns", "stated_mean_ns", "share_frac", "max_ns", "mean_ns", "p90_ns")
 _REQUESTS = (
     "request, start_ns: start, input_tokens: input, output_tokens: output, ttft_ns: first token, "
     "tpot_ns: per token, max_itl_ns: longest gap, e2e_ns: whole, queue_ns: queue, "
@@ -247,7 +249,8 @@ def _tables(result: Requests) -> Iterator[Table]:
         )
 
     labels = pl.col("time").replace_strict(LABELS).alias("label")
-    yield table("latencies", "Times of requests", result.latencies.with_columns(labels), _LATENCIES)
+    latencies = result.latencies.with_columns(labels)
+    yield table("latencies", "Times of requests", latencies, _LATENCIES, hide_first=_LESS)
     if result.phases.height:
         title = "What the engine runs during the parts of requests"
         yield Table("phases", title, result.phases, display.headings(_PHASES))

@@ -233,7 +233,9 @@ def _warm_up(result: Steps) -> str:
     if excluded.height == 1:
         took = format_ns(worst["duration_ns"])
         return f"{worst['step']} took {took}, {times}: warm-up, not counted."
-    return f"{excluded.height} steps at the start took up to {times}: warm-up, not counted."
+    ranks = excluded.n_unique(["rank", "path"])
+    start = f"the start of {ranks} ranks" if ranks > 1 else "the start"
+    return f"{excluded.height} steps at {start} took up to {times}: warm-up, not counted."
 
 
 def _slowest(result: Steps) -> str:
@@ -264,7 +266,7 @@ def _slowest(result: Steps) -> str:
 
 def _cause(result: Steps, row: Mapping[str, Any]) -> str:
     if not result.parts:
-        return "; gpu-idle (with PyTorch operators) or operators shows what the host did"
+        return "; diagnose looks for the cause"
     if row["grown"] is None:
         return ""
     return f"; {_FURTHER[row['grown']].format(format_ns(row['grown_ns']))}"
