@@ -59,7 +59,7 @@ MEANINGS = {
     "idle: data loading": DATA_LOADING[0],
     "idle: launch overhead": LAUNCH[0],
     "idle: synchronisation": SYNCHRONISATION[0],
-    "idle: other host code": HOST_CODE[0],
+    "idle: host code and calls": HOST_CODE[0],
     "idle: other": IDLE[0],
     "outside of device work": "#94a4a2",
     "slower": WORSE,

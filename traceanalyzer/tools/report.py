@@ -200,10 +200,10 @@ _KEYS = ("rank", "path")
 
 #: Columns and headings of the overview; columns of nulls are dropped.
 _COLUMNS = headings(
-    "on: rank, format, host, events, dropped, steps, median_ns: median step, "
+    "on: rank, format, host, dropped, steps, median_ns: median step, "
     "busy_frac: any device work, idle_frac: idle, dataloading_frac: data loading, "
     "compute_frac: compute, exposed_frac: exposed communication, wait_ns: wait time, "
-    "imposed_ns: wait of others, peak_bytes: peak memory"
+    "imposed_ns: wait of others, peak_bytes: peak memory, events"
 )
 
 
@@ -223,9 +223,9 @@ def overview(results: Mapping[str, Result]) -> Table:
         if name in _OF_RANKS:
             rows = columns.left_join(rows, _OF_RANKS[name](result), _KEYS)
     rows = _deviating_first(rows.with_columns(_names(rows)))
-    known = known_columns(rows, _COLUMNS)
-    if not rows["dropped"].sum():
-        known.pop("dropped", None)
+    known = known_columns(rows, _COLUMNS, ("dropped", "dataloading_frac"))
+    if rows.height > 1 and rows["format"].n_unique() == 1:
+        del known["format"]  # what ranks do not differ in
     idle: Any = results.get("gpu_idle")
     if idle is not None and idle.coverage.on_host and "busy_frac" in known:
         known["busy_frac"] = "in operators"

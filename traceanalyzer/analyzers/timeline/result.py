@@ -50,6 +50,10 @@ _STATE_OF = {
     longest.GAPS: "idle", longest.LAUNCHES: "launch", longest.LOADING: "dataloading",
     longest.CODE: "host", longest.SYNCHRONISATION: "synchronisation", longest.BEFORE: "idle",
 }  # fmt: skip
+#: Names of states of main threads, as in a diagnosis.
+_OF_THREADS = {
+    "compute": "busy", "transfer": "idle: in collectives", "host": "code outside operators",
+}  # fmt: skip
 _NO_CLOCK = (
     "The ranks have no common clock (no absolute times, or recordings of different times): each "
     "begins at 0, so positions must not be compared across ranks."
@@ -239,7 +243,7 @@ class Timeline(Result):
         of = pl.format("rank {}: {}", "rank", "kind") if self.lanes.height > 1 else pl.col("kind")
         drawn = self.path.select(
             lane, "start", "end", "name", collective=of, work_kind=pl.lit("compute"),
-            state=pl.col("kind").replace_strict(_STATE_OF, return_dtype=STATE),
+            state=pl.col("kind").replace_strict(_STATE_OF, default="host", return_dtype=STATE),
             count=pl.lit(1, pl.UInt32),
         )  # fmt: skip
         drawn = coarser(drawn, MOST, ["lane"], "state")[0]
@@ -256,9 +260,9 @@ class Timeline(Result):
         return tuple(added)
 
     def _name(self, state: str) -> str:
-        if state == "transfer" and self.matched:
-            return "transfer (exposed)"
-        return "busy" if state == "compute" and self.on_host else NAMES[state]
+        if self.on_host and state in _OF_THREADS:
+            return _OF_THREADS[state]
+        return "transfer (exposed)" if state == "transfer" and self.matched else NAMES[state]
 
     def _verdict(self, totals: dict[str, int]) -> str:
         whole = sum(totals.values())

@@ -32,7 +32,7 @@ NAMES = {
     "dataloading": "idle: data loading",
     "launch": "idle: launch overhead",
     "synchronisation": "idle: synchronisation",
-    "host": "idle: other host code",
+    "host": "idle: host code and calls",
     "idle": "idle: other",
 }
 STATE = pl.Enum(tuple(NAMES))
