@@ -19,7 +19,6 @@ from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY
 from traceanalyzer.analyzers.common.display import headings, sentences
 from traceanalyzer.analyzers.common.kernel_names import families_of, short_names
 from traceanalyzer.analyzers.common.names import one_name_for_numbers
-from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.engine import Job, Times, Weights
 from traceanalyzer.analyzers.replay.program import Program
@@ -39,12 +38,9 @@ LAUNCHES: str = "launches"
 LOADING: str = "data loading"
 #: Calls that neither launch nor wait, by their kind in a program, with the names of idle causes.
 _OF_CALLS = {
-    "allocate": causes.NAMES[causes.MEMORY_MANAGEMENT],
-    "memory": causes.NAMES[causes.MEMORY_MANAGEMENT],
-    "graph": causes.NAMES[causes.GRAPH_BUILDING],
-    "module": causes.NAMES[causes.MODULE_LOADING],
-    "other": causes.NAMES[causes.API_CALLS],
-}
+    "allocate": "memory management", "memory": "memory management", "graph": "graph building",
+    "module": "module loading", "other": "other API calls",
+}  # fmt: skip
 CODE: str = "other host code"
 SYNCHRONISATION: str = "end of waiting calls"
 BEFORE: str = "not recorded"
@@ -166,8 +162,7 @@ def _tables(result: CriticalPath) -> Iterator[Table]:
         if frame.height > 1 or name in ("classes", "names"):
             texts = headings(f"{by}, parts, time_ns: time, time_frac: of {whole}")
             mean = ", mean per step" * (name == "classes" and result.steps > 1)
-            missing = {"annotation": "(none)"}
-            yield Table(name, f"{title}{mean}", frame, texts, missing=missing)
+            yield Table(name, f"{title}{mean}", frame, texts, missing={"annotation": "(none)"})
     yield Table("path", "The path", result.path, _PATH, detail=True)
 
 

@@ -313,7 +313,6 @@ def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
 
 
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
-    launches = answers.get("launches")
     if cause == causes.MODULE_LOADING and answers.remade.height:
         return _MAKE_ONCE
     if cause == causes.PEER and _are_matched(answers):
@@ -326,7 +325,7 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return _pinning(result, answers) or f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if cause == causes.SYNCHRONISATION and "_object" in (answers.place(cause).get("called") or ""):
         return _OF_OBJECTS
-    if cause == causes.LAUNCH and isinstance(launches, Launches):
+    if cause == causes.LAUNCH and (launches := answers.of(Launches)) is not None:
         return launching.launch_advice(result, launches, answers)
     return result.advice(cause)
 

@@ -178,9 +178,8 @@ def launching(answers: Answers) -> Iterator[str]:
             f"{format_frac(short)} of the kernels are shorter than {format_ns(SHORT_KERNEL_NS)}."
         )
     lost = int(answers.time.of_cause(causes.LAUNCH)["lost_ns"].sum())
-    basis = "also outside steps and in gaps with another cause"
-    if waiting_ns <= lost:
-        basis = "in launch-bound stretches only"
+    elsewhere = "also outside steps and in gaps with another cause"
+    basis = elsewhere if waiting_ns > lost else "in launch-bound stretches only"
     yield (
         f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
         f"{format_ns(waiting_ns)}, {basis})."
@@ -188,10 +187,8 @@ def launching(answers: Answers) -> Iterator[str]:
     place, share = _waiting_place(result)
     if place:
         yield f"{format_frac(share)} of the time waiting for launches is in {frame_text(place)}."
-    if result.bound.synchronised_ns:
-        share = result.bound.synchronised_ns / waiting_ns
-        if share >= _LEAST_SYNCHRONISED:
-            yield f"{format_frac(share)} of it follows a synchronising call."
+    if (share := result.bound.synchronised_ns / waiting_ns) >= _LEAST_SYNCHRONISED:
+        yield f"{format_frac(share)} of it follows a synchronising call."
     if equal := _equal_launches(result):
         yield f"{equal}, without a CUDA graph."
 
@@ -202,11 +199,9 @@ def _equal_launches(result: Launches) -> str:
     equal = (pl.col("n").list.len() == 1) & (pl.col("steps") >= _ENOUGH_STEPS)
     graphs = result.calls.by_name["launch_name"].cast(pl.String).str.contains("(?i)graph").any()
     counts: list[int] = each["n"].list.explode().sort().to_list()
-    if graphs or each.is_empty() or not each.select(equal.all()).item():
+    if graphs or not counts or counts[0] < _MANY_LAUNCHES or not each.select(equal.all()).item():
         return ""
     low, high = counts[0], counts[-1]
-    if low < _MANY_LAUNCHES:
-        return ""
     number = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     devices = " (by device)" if low < high else ""
     steps = max(each["steps"].to_list())

@@ -220,12 +220,11 @@ def budget(of: Budget | None) -> str:
     """Return a bar of a total and its parts, or an empty text."""
     if of is None:
         return ""
-    bars, labels, counts = [], [], Counter[str]()
-    for part in of.parts:
+    bars, labels = [], []
+    for n, part in enumerate(of.parts):
         text = f"{part.label} {format_ns(part.ns)} ({format_frac(part.frac)})"
-        again = f" again-{counts[part.state]}" * (part.state in counts)  # of one colour
-        style, width = f'class="state-{part.state}{again}"', f"flex-grow: {part.frac:.4f}"
-        counts[part.state] += 1
+        again = [one.state for one in of.parts[:n]].count(part.state)  # parts of one colour
+        style, width = f'class="state-{part.state} again-{again}"', f"flex-grow: {part.frac:.4f}"
         bars.append(f'<span {style} style="{width}" title="{escaped(text)}"></span>')
         labels.append(f"<li><span {style}></span>{escaped(text)}</li>")
     return (

@@ -39,8 +39,11 @@ _UNSAFE = re.compile(
 )
 _ELLIPSIS = "..."
 _LONG_WORD = re.compile(r"\S{121,}")
-#: Brackets of templates, not of ``a < b``, ``<module>`` and ``->``; longer arguments are left out.
-_BRACKET, _LONG_ARGUMENTS = re.compile(r"(?<=[\w:])<|(?<![-=])>"), 60
+_ARGUMENTS = "<[^<>]*>"
+for _ in range(6):  # nested
+    _ARGUMENTS = rf"<(?:[^<>]|(?<=-)>|{_ARGUMENTS})*>"
+#: Arguments of a C++ template; not ``a < b`` or ``<module>``. Longer ones are left out.
+_TEMPLATE, _LONG_ARGUMENTS = re.compile(rf"(?<=[\w:]){_ARGUMENTS}"), 60
 
 TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "us"), (1, "ns"))
 SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
@@ -109,19 +112,8 @@ def shorten(text: str, width: int) -> str:
 
 def prose(text: str) -> str:
     """Escape a sentence, and shorten long arguments of C++ templates and words."""
-    return _LONG_WORD.sub(lambda match: shorten(match[0], 80), _without_arguments(visible(text)))
-
-
-def _without_arguments(text: str) -> str:
-    """Return ``gemv2T_kernel_val<...>`` for a name with long arguments of a template."""
-    depth, begin, parts, done = 0, 0, list[str](), 0
-    for at in (match.start() for match in _BRACKET.finditer(text)):
-        if text[at] == "<":
-            begin, depth = (at, 1) if not depth else (begin, depth + 1)
-        elif depth and (depth := depth - 1) == 0 and at - begin > _LONG_ARGUMENTS:
-            parts += [text[done : begin + 1], _ELLIPSIS]
-            done = at
-    return "".join([*parts, text[done:]])
+    brief = _TEMPLATE.sub(lambda m: "<...>" if len(m[0]) > _LONG_ARGUMENTS else m[0], visible(text))
+    return _LONG_WORD.sub(lambda match: shorten(match[0], 80), brief)
 
 
 #: A verdict shows at most so many sentences, with at most so many numbers; the rest are points.
@@ -198,19 +190,10 @@ def is_identifier(column: str) -> bool:
     return column in _IDENTIFIERS
 
 
-def scale_of(column: str, magnitude: float, largest: float = 0) -> Scale:
-    """Return the largest unit of the column in which ``magnitude`` is at least 1.
-
-    Or a larger one, if ``largest`` has more than five digits before the point in it.
-    """
+def scale_of(column: str, magnitude: float) -> Scale:
+    """Return the largest unit of the column in which ``magnitude`` is at least 1."""
     units = _UNITS.get(kind_of(column), ((1, ""),))
-    smaller = [factor for factor, _ in units[1:]]
-    fits = (
-        pair
-        for pair, below in zip(units, smaller, strict=False)
-        if magnitude >= pair[0] or largest >= _MOST * below
-    )
-    return Scale(*next(fits, units[-1]))
+    return Scale(*next((pair for pair in units if magnitude >= pair[0]), units[-1]))
 
 
 @dataclass(frozen=True)
@@ -291,7 +274,8 @@ def cells(
     scaled = values if comparable is None else comparable
     numbers = _numbers(scaled)
     middle = _middle(numbers)
-    scale = scale or scale_of(column, middle, max(map(abs, numbers), default=0))
+    # no more than five digits before the point
+    scale = scale or scale_of(column, max([middle, *(abs(n) * 1_000 / _MOST for n in numbers)]))
     whole = scale.unit in _WHOLE_UNITS or (
         not scale.unit and all(isinstance(number, int) for number in numbers)
     )

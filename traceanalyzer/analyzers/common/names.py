@@ -204,8 +204,7 @@ def one_name_for_numbers(names: Collection[str]) -> dict[str, str]:
     """
     plain = {name: _LAST_NUMBER.sub(r"\1*", name) for name in names}
     several = Counter(plain.values())
-    numbered = {name: one for name, one in plain.items() if several[one] > 1}
-    return numbered | one_name_for_steps(names)
+    return {name: n for name, n in plain.items() if several[n] > 1} | one_name_for_steps(names)
 
 
 #: The number at the end of a name.

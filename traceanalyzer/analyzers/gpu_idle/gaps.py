@@ -206,8 +206,7 @@ def waits(
     late = long.select("unit", ts="end", ns=length).sort("ts")
     begun = calls.select("unit", "start", ts="start").sort("ts")
     made = late.join_asof(begun, on="ts", by="unit", check_sortedness=False)
-    kinds = (*LAUNCH_KINDS, "cpu_op")
-    named_calls = excerpt.slices.filter(pl.col("kind").is_in(kinds))
+    named_calls = excerpt.slices.filter(of_kinds((*LAUNCH_KINDS, "cpu_op")))
     named_calls = named_calls.join(excerpt.threads, on="thread").unique(["unit", "start"])
     made = made.join(named_calls[["unit", "start", "thread", "name"]], on=["unit", "start"])
     points = made.with_columns(ts="start", end=pl.col("start") + 1)
@@ -215,12 +214,12 @@ def waits(
     is_aten = pl.col("name").cast(pl.String).str.starts_with("aten::")  # ranges in nsys
     is_operator = is_aten | (pl.col("kind") == "cpu_op")
     is_step = pl.col("name").is_in(matching(excerpt.names, [steps_pattern()]))
+    # operators inside those of ATen are less known
+    aten_end = pl.when(is_aten).then("end").otherwise(0).cum_max().shift(1, fill_value=0)
     operators = around.filter(is_operator).sort("start", -pl.col("end"))
-    ended = pl.col("end").cum_max().shift(1).over("thread")
     python = around.filter(pl.col("kind") == "python_function")
     slices = {
-        "outer": operators.filter(is_aten).filter((pl.col("start") >= ended).fill_null(value=True)),
-        "inner": operators,
+        "operator": operators.filter(pl.col("start") >= aten_end.over("thread")),
         "range": around.filter(of_kinds(ANNOTATION_KINDS), ~is_operator, ~is_step),
         "frame": python.filter(belongs(python["name"], options.library_names)),
     }
@@ -229,8 +228,7 @@ def waits(
         for column, of in slices.items()
     }
     places = made.select(pl.col("name").cast(pl.String).alias("call"), "ns", **names)
-    places = places.with_columns(operator=pl.coalesce("outer", "inner"))
-    return places.group_by("call", "operator", "range", "frame").agg(pl.col("ns").sum())
+    return places.group_by(pl.exclude("ns")).agg(pl.col("ns").sum())
 
 
 def mostly(rows: pl.DataFrame) -> dict[str, str]:
@@ -261,8 +259,7 @@ def lost(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
         unit, start, end, cause; sorted by unit and start.
     """
     *idle, exposed, saved, little, copies = (frame[["unit", "start", "end"]] for frame in pieces)
-    named = zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True)
-    frames = dict(named)
+    frames = dict(zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True))
     for cause, alone in ((causes.CHECKPOINT_IO, saved), (causes.SMALL_COPIES, little)):
         frames[cause] = pl.concat([frames[cause], alone])
     rows = labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))

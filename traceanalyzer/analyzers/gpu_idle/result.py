@@ -45,10 +45,11 @@ _KEY = headings("rank, file, device, pid: process")
 _OF_LOADER = ("dataloading_ns", "dataloading_frac", "loader_ns", "overlapped_loader_ns")
 _IF_NONZERO = ("exposed_communication_ns", "batch_copy_ns", *_OF_LOADER)
 
-#: Columns of the activity in gaps.
-_ACTIVITY = headings(
-    "activity: host activity, own_code: own code, range: annotation, sampled: sampled most, "
-    "waits_for: stream waits for, kernel_before: kernel before, kernel_after: kernel after"
+#: Columns of gaps.
+_GAPS = headings(
+    "at_ns: start, gap_ns: gap, step, why: main cause, activity: host activity, "
+    "own_code: own code, range: annotation, sampled: sampled most, waits_for: stream waits for, "
+    "kernel_before: kernel before, kernel_after: kernel after"
 )
 
 
@@ -701,11 +702,9 @@ def _gaps(result: GpuIdle) -> Table:
         kernel_before=pl.col("before").replace(short),
         kernel_after=pl.col("after").replace(short),
     )
-    columns = headings("at_ns: start, gap_ns: gap, step, why: main cause")
-    columns |= known_columns(frame, _ACTIVITY)
     title = "Longest waits" if result.coverage.on_host else "Longest gaps"
     empty = "none" if result.gap_count == 0 else "not analysed"
-    columns = {**_identifying(result, frame), **columns}
+    columns = {**_identifying(result, frame), **(known_columns(frame, _GAPS) or _GAPS)}
     unimportant = "kernel_before", "kernel_after", "range", "sampled", "waits_for", "device", "file"
     hide_first = (*unimportant, "step", "own_code", "why", "gap_ns", "at_ns")
     return Table("gaps", title, frame, columns, empty=empty, hide_first=hide_first)

@@ -234,8 +234,8 @@ def _warm_up(result: Steps) -> str:
         took = format_ns(worst["duration_ns"])
         return f"{worst['step']} took {took}, {times}: warm-up, not counted."
     ranks = excluded.n_unique(["rank", "path"])
-    start = f"the start of {ranks} ranks" if ranks > 1 else "the start"
-    return f"{excluded.height} steps at {start} took up to {times}: warm-up, not counted."
+    where = f"at the start{f' of {ranks} ranks' * (ranks > 1)}"
+    return f"{excluded.height} steps {where} took up to {times}: warm-up, not counted."
 
 
 def _slowest(result: Steps) -> str:

@@ -29,7 +29,7 @@ from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
 _CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
-_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of step, change")
+_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of time, change")
 #: Columns of :attr:`WhatIf.findings`.
 FINDINGS = {"finding": pl.String, "change": pl.String, "gain_ns": pl.Float64,
             "gain_frac": pl.Float64}  # fmt: skip
@@ -130,8 +130,7 @@ def _of_changes(result: WhatIf) -> str:
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
         if rows:
-            gain = _gain(rows[0], _whole(result))
-            without = f"Without the cause of {rows[0]['finding']}: {gain} less per step"
+            without = f"Without the cause of {rows[0]['finding']}: {_gain(rows[0])} less per step"
             of = f"in the mean of the steps that diagnose counts ({rows[0]['change']})"
             return sentences(step, f"{without}, {of}.")
         best = result.changes.row(0, named=True)
@@ -143,8 +142,7 @@ def _of_changes(result: WhatIf) -> str:
         what = "A step" if steps > 1 else "The run"
         then = f"{what} then waits for: {', '.join(after)}." if after else ""
         return sentences(step, changed, then)
-    of = _whole(result)
-    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row, of)}." for row in rows]
+    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
@@ -156,11 +154,6 @@ def _of_changes(result: WhatIf) -> str:
     )
 
 
-def _whole(result: WhatIf) -> str:
-    """Return what the gains of findings are shares of."""
-    return "step time" if "".join(result.steps["step"].drop_nulls()) else "the recorded time"
-
-
 def _compared(row: dict[str, float]) -> str:
     step, gain = format_ns(row["step_ns"]), format_ns(abs(row["gain_ns"]))
     share = format_frac(abs(row["gain_frac"]))
@@ -169,7 +162,7 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _gain(row: dict[str, float], of: str) -> str:
+def _gain(row: dict[str, float], of: str = "the time in diagnose") -> str:
     return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])} of {of})"
 
 
@@ -220,9 +213,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
 def _tables(result: WhatIf) -> Iterator[Table]:
     if result.findings.height:
         title = "Gain without the cause of each finding, of the steps that diagnose counts"
-        of_time = {} if "step" in _whole(result) else {"gain_frac": "of time"}
-        columns = _OF_FINDINGS | of_time
-        yield Table("findings", title, result.findings, columns, sentences=("change",))
+        yield Table("findings", title, result.findings, _OF_FINDINGS, sentences=("change",))
     if result.changes.height:
         steps = result.steps.filter(pl.col("run") == "recorded").height
         of_run = {} if steps > 1 else {"step_ns": "run", "gain_frac": "of run"}

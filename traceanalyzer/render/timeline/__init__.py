@@ -30,7 +30,7 @@ from traceanalyzer.units import format_count, format_frac, format_ns
 #: Character of each state: in Unicode, in ASCII.
 _MARKS = {
     "compute": "█#",
-    "overlapped": "█#",
+    "overlapped": "▇%",
     "transfer": "▓=",
     "waiting": "▒w",
     "copies": "cc",
@@ -196,11 +196,6 @@ def _legend(
         for mark, (state, label) in zip(marks, drawing.names.items(), strict=True)
         if state in used
     ]
-    same = {"compute", "overlapped"}
-    if same <= used and not color:  # one character
-        label = " or ".join(label for state, _, label in entries if state in same)
-        rest = [entry for entry in entries if entry[0] not in same]
-        entries = [("compute", entries[0][1], label), *rest]
     return _in_lines(entries, width, color=color)
 
 
