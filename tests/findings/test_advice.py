@@ -630,10 +630,10 @@ def test_synchronisation_is_placed_by_its_call_not_by_the_gap_after_it() -> None
         ]
 
     recorded = synchronised(rows, 211)
-    made = {"call": "cudaStreamSynchronize", "operator": "aten::item", "range": "log loss"}
+    call = {"call": "cudaStreamSynchronize", "operator": "aten::item", "range": "log loss"}
     result = ta.gpu_idle(recorded)
     assert result.idle_by_cause["synchronisation"]
-    assert result.waited == {**made, "frame": ""}
+    assert result.waited == {**call, "frame": ""}
     advice = result.advice("synchronisation")
     assert advice.startswith("aten::item reads a number from the GPU in log loss:")
 

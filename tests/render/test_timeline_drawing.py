@@ -175,7 +175,7 @@ def test_long_labels_are_divided_at_spaces(width: int) -> None:
     assert not any(line.endswith("5.706") for line in lines)
 
 
-def test_each_part_of_a_bar_has_a_letter_of_its_own() -> None:
+def test_no_two_parts_of_a_bar_have_the_same_letter() -> None:
     parts = (
         BudgetPart("copies", "copies (exposed)", 1_000_000, 0.1),
         BudgetPart("host", "idle: memory management", 2_000_000, 0.2),

@@ -188,7 +188,7 @@ _MOST_WAITS = 2_000
 def waits(
     excerpt: Excerpt, calls: pl.DataFrame, idle: pl.DataFrame, options: Options
 ) -> pl.DataFrame:
-    """Return the calls that wait for the device in or before idle time, and where they are made.
+    """Return the calls that wait for the device in or before idle time, and where they are matches.
 
     Args:
         excerpt: one rank.
@@ -205,11 +205,11 @@ def waits(
     long = idle.filter(length >= length.top_k(_MOST_WAITS).min())
     late = long.select("unit", ts="end", ns=length).sort("ts")
     begun = calls.select("unit", "start", ts="start").sort("ts")
-    made = late.join_asof(begun, on="ts", by="unit", check_sortedness=False)
+    matches = late.join_asof(begun, on="ts", by="unit", check_sortedness=False)
     named_calls = excerpt.slices.filter(of_kinds((*LAUNCH_KINDS, "cpu_op")))
     named_calls = named_calls.join(excerpt.threads, on="thread").unique(["unit", "start"])
-    made = made.join(named_calls[["unit", "start", "thread", "name"]], on=["unit", "start"])
-    points = made.with_columns(ts="start", end=pl.col("start") + 1)
+    matches = matches.join(named_calls[["unit", "start", "thread", "name"]], on=["unit", "start"])
+    points = matches.with_columns(ts="start", end=pl.col("start") + 1)
     around = excerpt.slices.filter(pl.Series(intervals.meets(excerpt.slices, points)))
     is_aten = pl.col("name").cast(pl.String).str.starts_with("aten::")  # ranges in nsys
     is_operator = is_aten | (pl.col("kind") == "cpu_op")
@@ -227,7 +227,7 @@ def waits(
         column: of["name"].cast(pl.String)[linking.enclosing(points, of, ["thread"])["slice"]]
         for column, of in slices.items()
     }
-    places = made.select(pl.col("name").cast(pl.String).alias("call"), "ns", **names)
+    places = matches.select(pl.col("name").cast(pl.String).alias("call"), "ns", **names)
     return places.group_by(pl.exclude("ns")).agg(pl.col("ns").sum())
 
 

@@ -859,8 +859,7 @@ def blocking_copies(excerpt: Excerpt) -> pl.DataFrame:
     from_device = (pl.col("kind") == "gpu_memcpy") & pl.col("name").is_in(hits)
     is_copy = excerpt.work.select(from_device).to_series()[excerpt.launched["work"]]
     calls = excerpt.launched.filter(is_copy)
-    copied = excerpt.work["end"][calls["work"]]
-    return excerpt.of_units(calls.filter(calls["end"] >= copied))
+    return excerpt.of_units(calls.filter(calls["end"] >= excerpt.work["end"][calls["work"]]))
 
 
 def launching(excerpt: Excerpt, calls: pl.DataFrame, on_cpu: pl.DataFrame) -> pl.DataFrame:

@@ -293,10 +293,10 @@ class GpuIdle(Result):
             text = activities.advice_on_host_code(one, program, code=code, on_host=on_host)
             return text + causes.PERHAPS_REQUESTS * (one.wait == DATA and not program.trains)
         if cause == causes.SYNCHRONISATION:
-            made = self.waited
-            one = replace(one, frame=made["frame"], range=made["range"])
+            waited = self.waited
+            one = replace(one, frame=waited["frame"], range=waited["range"])
             text = activities.advice_on_synchronisation(
-                one, made["call"], made["operator"], pytorch=program.pytorch
+                one, waited["call"], waited["operator"], pytorch=program.pytorch
             )
         if cause == causes.MEMORY_MANAGEMENT:
             text = self.freeing[1]
