@@ -206,9 +206,10 @@ def waits(
     late = long.select("unit", ts="end", ns=length).sort("ts")
     begun = calls.select("unit", "start", ts="start").sort("ts")
     matches = late.join_asof(begun, on="ts", by="unit", check_sortedness=False)
-    named_calls = excerpt.slices.filter(of_kinds((*LAUNCH_KINDS, "cpu_op")))
-    named_calls = named_calls.join(excerpt.threads, on="thread").unique(["unit", "start"])
-    matches = matches.join(named_calls[["unit", "start", "thread", "name"]], on=["unit", "start"])
+    begins = pl.col("start").is_in(matches["start"].implode())
+    rows = excerpt.slices.filter(of_kinds((*LAUNCH_KINDS, "cpu_op")), begins)
+    once = rows.join(excerpt.threads, on="thread").unique(["unit", "start"], keep="first")
+    matches = matches.join(once.drop("kind", "end"), on=["unit", "start"], maintain_order="left")
     points = matches.with_columns(ts="start", end=pl.col("start") + 1)
     around = excerpt.slices.filter(pl.Series(intervals.meets(excerpt.slices, points)))
     is_aten = pl.col("name").cast(pl.String).str.starts_with("aten::")  # ranges in nsys
@@ -228,7 +229,7 @@ def waits(
         for column, of in slices.items()
     }
     places = matches.select(pl.col("name").cast(pl.String).alias("call"), "ns", **names)
-    return places.group_by(pl.exclude("ns")).agg(pl.col("ns").sum())
+    return places.group_by(pl.exclude("ns"), maintain_order=True).agg(pl.col("ns").sum())
 
 
 def mostly(rows: pl.DataFrame) -> dict[str, str]:
