@@ -283,6 +283,11 @@ class Trace(Questions):
         value: T = self._computed[key]
         return value
 
+    def kept(self, table: T) -> T:
+        """Return a table that is used later: in files if the tables of this trace are."""
+        keep: Callable[[T], T] = getattr(self._computed, "keep", lambda same: same)
+        return keep(table)
+
     def with_rank(self, rank: int) -> Trace:
         """Return the trace with this rank in all tables and sources."""
         relabelled: dict[str, Any] = {

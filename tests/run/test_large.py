@@ -9,6 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.kernels import compute
 from traceanalyzer.run import questions, read as reading
 from traceanalyzer.trace import Trace
 
@@ -21,6 +22,7 @@ def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat all files as large."""
     monkeypatch.setattr(reading, "_LEAST_EVENTS", 0)
     monkeypatch.setattr(reading, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(compute, "_MANY_ROWS", 0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def _in_files(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     in_files: list[bool] = []
 
     def ask(self: questions.Question, traces: list[Trace], **how: bool) -> None:
-        in_files.append(reading.is_spilled(traces[0]))
+        in_files.append(isinstance(traces[0]._computed, reading._Computed))
         measured(self, traces, **how)
 
     measured = questions.Question.ask

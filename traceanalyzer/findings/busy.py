@@ -152,14 +152,15 @@ def _by_name(
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     """Return the kernels that steps without warm-up launched; all kernels without steps."""
     if result.by_step is None:
-        return pl.DataFrame(
-            schema={"kernel": pl.String, "n": pl.Int64, **dict.fromkeys(_TIMES, pl.Int64)}
-        )
+        types = {"kernel": pl.String, "n": pl.Int64} | dict.fromkeys(_TIMES, pl.Int64)
+        return pl.DataFrame(schema=types)
     if not time.in_steps:
         return result.by_step
-    keys = ["path", "rank", "step"]
-    marked = result.by_step.join(time.windows[keys], on=keys, how="semi", nulls_equal=True)
-    return marked if marked.height else result.by_step
+    rows, keys = result.by_step, ["path", "rank", "step"]
+    # keys of several texts would be copied for each row
+    kept, steps = (table[keys].cast({pl.String: pl.Categorical}) for table in (rows, time.windows))
+    marked = kept.with_row_index().join(steps, on=keys, how="semi", nulls_equal=True)["index"]
+    return rows[marked] if 0 < marked.len() < rows.height else rows
 
 
 #: Columns of times.
@@ -168,9 +169,9 @@ _TIMES = ("total_ns", "fusible_ns", "max_ns")
 
 def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
     """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
-    chosen = rows.filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
+    chosen = rows.lazy().filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
     sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
-    return largest_first(sums, "ns", "kernel")
+    return largest_first(sums.collect(), "ns", "kernel")
 
 
 _MATH_ADVICE = (

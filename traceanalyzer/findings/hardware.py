@@ -43,8 +43,9 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
     slow, every, of_device = (
         rows.join(device.select(DEVICE), on=DEVICE, how="semi", nulls_equal=True)
-        for rows in (steps, every, kernels.cast(dict.fromkeys(_TEXTS, pl.String)))
+        for rows in (steps, every, kernels.with_columns(pl.col("path").cast(pl.String)))
     )
+    of_device = of_device.cast(dict.fromkeys(_TEXTS, pl.String))
     slow = slow.sort("step")
     fastest = every.filter(pl.col("speed") <= pl.col("fast"))["step"].sort().to_list()
     slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()

@@ -9,7 +9,8 @@ lengths fit Int64, and take O(n log n) for n rows.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -229,23 +230,20 @@ def overlaps(
             columns.append(nullable("overlap", np.zeros(start.size, np.int64), valid))
             continue
         runs = _union(_spans(frame, window_group))
-        overlap = _covered_before(runs, group, end) - _covered_before(runs, group, start)
-        columns.append(nullable("overlap", overlap, valid))
+        columns.append(nullable("overlap", _covered(runs, group, start, end), valid))
     return columns
 
 
 def meets(rows: pl.DataFrame, windows: pl.DataFrame) -> Bools:
     """Mark the rows that overlap any of the windows, whatever their groups."""
     runs = _union(_spans(windows, np.zeros(windows.height, np.int64)))
+    begins = np.append(runs.start, np.iinfo(np.int64).max)
     start, end, valid = _checked_bounds(rows)
-    if (start[1:] >= start[:-1]).all():  # search the few among the many
-        behind = np.searchsorted(start, runs.end, side="left")
-        ended = np.cumsum(np.bincount(behind, minlength=start.size + 1))[: start.size]
-    else:
-        ended = np.searchsorted(runs.end, start, side="right")
-    # the first run that has not ended
-    begins = np.append(runs.start, np.iinfo(np.int64).max)[ended]
-    return (begins < end) & (end > start) & valid
+    for some in pieces(start.size):
+        # the first run that has not ended
+        first = begins[np.searchsorted(runs.end, start[some], side="right")]
+        valid[some] &= (first < end[some]) & (end[some] > start[some])
+    return valid
 
 
 def is_interval(frame: pl.DataFrame) -> Bools:
@@ -287,18 +285,29 @@ def narrow(numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     return numbers.astype(np.uint16) if numbers.max(initial=0) < 1 << 16 else numbers
 
 
-def count_begun(begun: Spans, group: Ints, time: Ints) -> Ints:
-    """Count the spans, ordered by (group, start), at or before each (group, time).
+def pieces(size: int) -> Iterator[slice]:
+    """Yield the rows of a table in pieces, so that what is computed of each takes little memory."""
+    for low in range(0, size, _AT_ONCE):
+        yield slice(low, low + _AT_ONCE)
+
+
+def counting(begun: Spans, groups: Ints) -> Callable[[Ints, Ints], Ints]:
+    """Return a function that counts the spans at or before each (group, time).
 
     The last of them, if it is of the same group, is the last one to start by then.
+
+    Args:
+        begun: spans, ordered by (group, start).
+        groups: all groups that are asked for.
     """
-    known = begun.start.size
-    if not begun.group.any() and not group.any():  # a single group
-        return np.searchsorted(begun.start, time, side="right")
-    order = stable_order(np.concatenate([begun.group, group]), np.concatenate([begun.start, time]))
-    count = np.empty(order.size, np.int64)
-    count[order] = np.cumsum(order < known)
-    return count[known:]
+    if not begun.group.any() and not groups.any():
+        return lambda _, time: np.searchsorted(begun.start, time, side="right")
+    known = np.unique(begun.start)
+    rank = partial(np.searchsorted, known, side="right")
+    key = begun.group * (known.size + 1) + rank(begun.start)
+    return lambda group, time: np.searchsorted(
+        key, group * (known.size + 1) + rank(time), side="right"
+    )
 
 
 def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Series:
@@ -330,9 +339,8 @@ class _Met(NamedTuple):
 
 def _met(a: Spans, b: Spans) -> _Met:
     """Search the spans of ``b`` that those of ``a`` overlap; both are unions."""
-    a_start, a_end, b_start, b_end = _on_one_axis(a, b)
-    first = np.searchsorted(b_end, a_start, side="right")
-    return _Met(first, np.searchsorted(b_start, a_end, side="left") - first)
+    ended = counting(Spans(b.group, b.end, b.end), a.group)(a.group, a.start)
+    return _Met(ended, counting(b, a.group)(a.group, a.end - 1) - ended)
 
 
 def _inside(a: Spans, b: Spans, met: _Met) -> Spans:
@@ -360,34 +368,6 @@ def _expanded(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     row = np.repeat(np.arange(first.size), count)
     before = np.cumsum(count) - count
     return row, np.arange(row.size) + (first - before)[row]
-
-
-def _on_one_axis(a: Spans, b: Spans) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return starts and ends of two unions as numbers ordered by (group, time)."""
-    bounds = a.start, a.end, b.start, b.end
-    if not a.group.any() and not b.group.any():  # a single group
-        return bounds
-    groups = a.group, a.group, b.group, b.group
-    known = [bound for bound in bounds if bound.size]
-    first, last = min(int(bound.min()) for bound in known), max(int(b.max()) for b in known)
-    most = max(int(group.max(initial=0)) for group in groups) + 1
-    width = last - first + 1
-    if most * width <= np.iinfo(np.int64).max:
-        a_start, a_end, b_start, b_end = (
-            group * width + (bound - first) for group, bound in zip(groups, bounds, strict=True)
-        )
-        return a_start, a_end, b_start, b_end
-    return _ranked(np.concatenate(groups), np.concatenate(bounds), [a.start.size, b.start.size])
-
-
-def _ranked(group: Ints, time: Ints, sizes: Sequence[int]) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return the rank of each (group, time), equal for equal ones, of two frames of two bounds."""
-    order = stable_order(group, time)
-    group, time = group[order], time[order]
-    rank = np.empty(order.size, np.int64)
-    rank[order] = np.cumsum(np.append(False, (group[1:] != group[:-1]) | (time[1:] != time[:-1])))
-    a_start, a_end, b_start, b_end = np.split(rank, np.cumsum(np.repeat(sizes, 2))[:-1])
-    return a_start, a_end, b_start, b_end
 
 
 def _union(spans: Spans) -> Spans:
@@ -461,10 +441,22 @@ def is_ordered(spans: Spans) -> bool:
     return bool((later | (group[1:] > group[:-1])).all())
 
 
-def _covered_before(runs: Spans, group: Ints, time: Ints) -> Ints:
+def _covered(runs: Spans, group: Ints, start: Ints, end: Ints) -> Ints:
+    """Return how much of each time disjoint, ordered runs of its group cover."""
+    count, covered = counting(runs, group), np.empty(start.size, np.int64)
+    before = np.concatenate([[0], np.cumsum(runs.end - runs.start)])
+    for some in pieces(start.size):
+        since, until = (
+            _before(runs, before, count(group[some], time[some]), group[some], time[some])
+            for time in (start, end)
+        )
+        covered[some] = until - since
+    return covered
+
+
+def _before(runs: Spans, before: Ints, begun: Ints, group: Ints, time: Ints) -> Ints:
     """Return the measure of disjoint, ordered runs before each time, plus a constant per group."""
-    begun = count_begun(runs, group, time)
-    covered = np.concatenate([[0], np.cumsum(runs.end - runs.start)])[begun]
+    covered = before[begun]
     behind = np.flatnonzero(begun)
     last = begun[behind] - 1
     ahead = np.where(runs.group[last] == group[behind], runs.end[last] - time[behind], 0)

@@ -82,8 +82,10 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
     """
     if points.is_empty() or slices.is_empty():
         return points.hstack([intervals.nulls("slice", pl.UInt32, points.height)])
-    queries, at, rows, spans = _spans(points, slices, by)
-    group, start, end = (np.concatenate(pair) for pair in zip(spans, at, strict=True))
+    _, (at, group) = group_numbers(by, points, slices)
+    rows, spans = _ranges(slices, group)
+    time = points["ts"].cast(pl.Int64).fill_null(0).to_numpy()
+    group, start, end = map(np.concatenate, zip(spans, (at, time, time), strict=True))
     # a point follows the slices that start at its time
     order = nesting.slice_order(group, start, end)
     group, start, end = group[order], start[order], end[order]
@@ -92,7 +94,8 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
         nearest = _innermost(start[lo:hi], end[lo:hi])
         inner[lo:hi] = np.where(nearest == ROOT, ROOT, nearest + lo)
     hit = np.flatnonzero((order >= rows.size) & (inner != ROOT))
-    return _with_rows(points, "slice", queries[order[hit] - rows.size], rows[order[inner[hit]]])
+    hit = hit[points["ts"].is_not_null().to_numpy()[order[hit] - rows.size]]
+    return _with_rows(points, "slice", order[hit] - rows.size, rows[order[inner[hit]]])
 
 
 def label_by_interval(
@@ -108,15 +111,23 @@ def label_by_interval(
     """
     if points.is_empty() or ranges.is_empty():
         return points.hstack([intervals.nulls("interval", pl.UInt32, points.height)])
-    queries, at, rows, spans = _spans(points, ranges, by)
+    _, (at, group) = group_numbers(by, points, ranges)
+    rows, spans = _ranges(ranges, group)
     if not intervals.is_ordered(spans):
         order = intervals.stable_order(spans.group, spans.start)
         spans, rows = Spans(*(column[order] for column in spans)), rows[order]
-    last = intervals.count_begun(spans, at.group, at.start) - 1
-    hit = np.flatnonzero(last >= 0)
-    last = last[hit]
-    inside = (spans.group[last] == at.group[hit]) & (at.start[hit] < spans.end[last])
-    return _with_rows(points, "interval", queries[hit[inside]], rows[last[inside]])
+    inside, row = points["ts"].is_not_null().to_numpy(writable=True), np.zeros(at.size, np.uint32)
+    times = points["ts"].cast(pl.Int64).fill_null(0).to_numpy()
+    count = intervals.counting(spans, at)
+    for some in intervals.pieces(at.size):
+        last = count(at[some], times[some]) - 1
+        inside[some] &= last >= 0
+        hit = np.flatnonzero(inside[some])
+        last = last[hit]
+        within = (spans.group[last] == at[some][hit]) & (times[some][hit] < spans.end[last])
+        row[some][hit] = np.where(within, rows[last], 0)
+        inside[some][hit] = within
+    return points.hstack([intervals.nullable("interval", row, inside)])
 
 
 # --- joins by ids ------------------------------------------------------------------------------
@@ -165,26 +176,13 @@ def _as_one_number(ids: pl.DataFrame) -> tuple[Ints, int]:
 # --- joins by time -----------------------------------------------------------------------------
 
 
-def _spans(
-    points: pl.DataFrame, ranges: pl.DataFrame, by: Sequence[str]
-) -> tuple[Ints, Spans, Ints, Spans]:
-    """Return row numbers and spans of the points, as spans of zero length, and of the ranges."""
-    _, (at_group, group) = group_numbers(by, points, ranges)
+def _ranges(ranges: pl.DataFrame, group: Ints) -> tuple[Ints, Spans]:
+    """Return the rows that are intervals with a length, and their spans."""
     start, end = intervals.bounds(ranges)
     rows = np.flatnonzero(intervals.is_interval(ranges) & (start < end))
-    queries, times = np.arange(points.height), points["ts"].cast(pl.Int64)
-    if times.null_count():
-        queries = np.flatnonzero(times.is_not_null().to_numpy())
-        at_group, times = at_group[queries], times.drop_nulls()
-    time = times.to_numpy()
-    return (
-        queries,
-        Spans(at_group, time, time),
-        rows,
-        Spans(group, start, end)
-        if rows.size == start.size
-        else Spans(group[rows], start[rows], end[rows]),
-    )
+    if rows.size == start.size:
+        return rows, Spans(group, start, end)
+    return rows, Spans(group[rows], start[rows], end[rows])
 
 
 def _innermost(start: Ints, end: Ints) -> Rows:

@@ -17,7 +17,6 @@ from traceanalyzer.analyzers.common import jobs
 from traceanalyzer.analyzers.registry import COMPANIONS, REPLAY
 from traceanalyzer.errors import MissingData, OptionError, TraceAnalyzerError
 from traceanalyzer.run.pieces import How, Opened, OpenedInputs, bytes_of, read_needed
-from traceanalyzer.run.read import is_spilled, spilled, unload
 from traceanalyzer.trace import Meta, Trace
 
 #: Of an analyzer of another package that raises an error.
@@ -94,7 +93,7 @@ class Question(Generic[O, P, R]):
         """
         meta, measure, take = traces[0].meta, self.measure, self.analyzer.take
         with_take = take is not None and measure is not self.analyzer.measure_for.get("page")
-        kept: Callable[[Any], Any] = spilled if is_spilled(traces[0]) else lambda what: what
+        kept: Callable[[Any], Any] = traces[0].kept
         try:
             with self._shielded():
                 what: Any = kept(take(traces[0], self.options)) if with_take and take else traces[0]
@@ -266,7 +265,6 @@ class Questions:
         for name in sorted(self.asked, key=lambda name: name not in _FIRST):
             if not not_for(name, trace.meta):
                 self.asked[name].ask([trace], truncated=truncated)
-                unload()
         if self.on_rank:
             self.on_rank(trace)
 

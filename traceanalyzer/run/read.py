@@ -363,8 +363,14 @@ class _Computed(dict[Any, Any]):
     """What is computed once of a trace whose tables are in files."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, spilled(value))
+        super().__setitem__(key, self.keep(value))
+
+    @staticmethod
+    def keep(value: T) -> T:
+        """Return a value in files, out of memory until it is used."""
+        moved = spilled(value)
         unload()
+        return moved
 
 
 def in_files(trace: Trace) -> Trace:
@@ -397,11 +403,6 @@ def spilled(value: T) -> T:
         parts = {one.name: spilled(getattr(value, one.name)) for one in fields(value) if one.init}
         changed = replace(value, **parts)
     return cast("T", changed)
-
-
-def is_spilled(trace: Trace) -> bool:
-    """Whether the tables of a trace are in files."""
-    return isinstance(trace._computed, _Computed)
 
 
 def unload() -> None:

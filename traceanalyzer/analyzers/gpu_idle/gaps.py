@@ -332,8 +332,8 @@ def _cells(marks: pl.DataFrame, unit: Ints, start: Ints, end: Ints) -> tuple[Int
     known, at = marks["unit"].to_numpy(), marks["ts"].to_numpy()
     order = intervals.stable_order(known, at)
     spans = Spans(known[order], at[order], at[order])
-    begun = intervals.count_begun(spans, unit, start)
-    return begun, intervals.count_begun(spans, unit, np.maximum(end - 1, start))
+    count = intervals.counting(spans, unit)
+    return count(unit, start), count(unit, np.maximum(end - 1, start))
 
 
 @dataclass(frozen=True)

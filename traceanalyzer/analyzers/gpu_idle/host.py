@@ -895,8 +895,15 @@ def launch_time(
     runs = intervals.union(slices.filter(_is_operator(names))[_SLICE], _THREAD)
     points = launched.select("thread", ts="start")
     launch = linking.label_by_interval(points, runs, _THREAD)["interval"].drop_nulls().unique()
-    running = pl.concat([calls[_SLICE], launched[_SLICE], runs[launch]])
-    return pl.concat([running, _between(slices, names, running)])
+    running = [calls[_SLICE], launched[_SLICE], runs[launch]]
+    known = intervals.union(pl.concat(running).drop_nulls(), _THREAD)
+    same = pl.col("thread") == pl.col("thread").shift(-1)
+    known = known.with_columns(next=pl.when(same).then(pl.col("start").shift(-1)))
+    pause = pl.col("next") - pl.col("end")
+    end = pl.when(pause <= _BETWEEN_LAUNCHES_NS).then("next").otherwise("end")
+    long = known.filter(pause > _BETWEEN_LAUNCHES_NS, pause <= _IN_MODULE_NS)
+    long = long.select("thread", start="end", end="next")
+    return pl.concat([known.select("thread", "start", end=end), _in_modules(slices, names, long)])
 
 
 def computing(slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame) -> pl.DataFrame:
@@ -924,27 +931,23 @@ def computing(slices: pl.DataFrame, names: Sequence[str], launched: pl.DataFrame
     return rows.filter((pl.col("end") > before).fill_null(value=True))[["name", *_SLICE]]
 
 
-def _between(slices: pl.DataFrame, names: Sequence[str], running: pl.DataFrame) -> pl.DataFrame:
-    """Return the short times between launches on a thread: thread, start, end.
+def _in_modules(slices: pl.DataFrame, names: Sequence[str], long: pl.DataFrame) -> pl.DataFrame:
+    """Return the parts of long pauses between launches in a module, without other functions.
 
-    Between the operators of a module they may be longer, without functions that launch nothing.
+    Args:
+        slices: kind, name, thread, start, end.
+        names: their names.
+        long: thread, start, end of the pauses.
     """
-    known = intervals.union(running.drop_nulls(), _THREAD)
-    pauses = known.select("thread", start=pl.col("end").shift(1).over("thread"), end="start")
-    length = pl.col("end") - pl.col("start")
-    pauses = pauses.filter(length > 0, length <= _IN_MODULE_NS)
-    short = pauses.filter(length <= _BETWEEN_LAUNCHES_NS)
-    python = slices.filter(pl.col("kind") == "python_function")
+    python = slices.filter(pl.col("kind") == "python_function").with_columns(ts="start")
     modules = python.filter(named(names, [_MODULE]))
     if modules.is_empty():
-        return short
-    long = pauses.filter(length > _BETWEEN_LAUNCHES_NS)
-    inside = intervals.intersect(long, modules, _THREAD)
+        return long.clear()
+    length = pl.col("end") - pl.col("start")
     functions = python.filter(length > _BETWEEN_LAUNCHES_NS, length <= _IN_MODULE_NS)
-    begun = linking.label_by_interval(functions.with_columns(ts="start"), long, _THREAD)
-    begun = begun.drop_nulls("interval")
+    begun = linking.label_by_interval(functions, long, _THREAD).drop_nulls("interval")
     in_pause = begun.filter(begun["end"] <= long["end"][begun["interval"]])
-    return pl.concat([short, intervals.subtract(inside, in_pause, _THREAD)])
+    return intervals.subtract(intervals.intersect(long, modules, _THREAD), in_pause, _THREAD)
 
 
 #: In a pause between launches up to this, the host prepares the next launch.

@@ -69,6 +69,8 @@ SYNCHRONISATION, LAUNCH = "synchronisation", "launch_overhead"
 _LONG_NS = 1_000_000
 #: Most launch calls of a kernel that are looked up.
 _MOST_CALLS = 128
+#: From so many rows on, the kernels of one rank after another are sorted by step.
+_MANY_ROWS = 1_000_000
 
 _PLACES = {
     "name": pl.String,
@@ -169,7 +171,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         MissingData: no device work was recorded.
         OptionError: a pattern is not a regular expression.
     """
-    part = measure(trace, options)
+    part = trace.kept(measure(trace, options))
     work = device_work(trace, options.comm_patterns)
     of_purpose = training(trace, options.comm_patterns)
     saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
@@ -523,11 +525,16 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     frames = [part.by_step for part in parts if part.by_step is not None]
     if len(frames) < len(parts):
         return None
+    sources = _sources(parts)
+    repeated = pl.DataFrame(sources).is_duplicated().any()
+    if len(parts) > 1 and not repeated and sum(map(len, frames)) >= _MANY_ROWS:
+        order = pl.DataFrame(sources).select(pl.arg_sort_by("rank", "path")).to_series()
+        each = (_by_step([parts[row]], labels) for row in order)
+        return pl.concat(rows for rows in each if rows is not None)
     keys = ("rank", "path", "device", "step", "name", "blocks")
     sums, most = ("n", "total_ns", "fusible_ns"), ("max_ns", "local_memory")
-    sources = _sources(parts)
     rows = stacked(frames, **sources)
-    if pl.DataFrame(sources).is_duplicated().any():
+    if repeated:
         rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col(most).max())
     kernel = mapped(rows["name"], lambda name: labels.get(name, name)).alias("kernel")
     rows = rows.with_columns(kernel).select(*keys[:4], "kernel", "blocks", *sums, *most)

@@ -116,7 +116,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         OptionError: ``step_name`` is not a regular expression.
     """
     steps = device_steps.device_steps(trace, options.step_name)
-    work = launching.with_launches(trace, device_work.device_work(trace))
+    work = trace.kept(launching.with_launches(trace, device_work.device_work(trace)))
     if work.is_empty():
         trace.require(*DEVICE_WORK)
     if work["launch"].null_count() == work.height:
@@ -124,7 +124,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         raise MissingData(
             f"{trace.meta.path}: no launch calls were recorded for the device work; {hint}"
         )
-    calls, runtime = launching.launch_calls(work), launching.runtime_calls(trace)
+    calls, runtime = trace.kept(launching.launch_calls(work)), launching.runtime_calls(trace)
     waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
     work = work.drop("launch_pid", "launch_tid", "launch_name", "launch_start", "stream_free")
     without_work = launching.without_work(runtime, calls)

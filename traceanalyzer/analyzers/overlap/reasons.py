@@ -32,9 +32,9 @@ from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_com
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_steps import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
-from traceanalyzer.analyzers.common.launching import launches
+from traceanalyzer.analyzers.common.launching import launch_rows, launches
 from traceanalyzer.analyzers.common.names import matching as named_like
-from traceanalyzer.frames import linking
+from traceanalyzer.frames import linking, nesting
 from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
@@ -142,15 +142,14 @@ def measure(trace: Trace, work: pl.DataFrame, patterns: Sequence[str]) -> Expose
     length = (pl.col("end") - pl.col("start")).sum()
     by_stream = compute.group_by("device", "stream").agg(length.alias("ns"))
     enough = pl.col("ns") > _SHARED_FRAC * pl.col("ns").sum().over("device")
+    of_all = nesting.row_numbers(launch_rows(trace, work)).drop_nulls()
+    threads = trace.events[["pid", "tid"]][of_all].unique()
+    work = work.filter(pl.col("work_kind") == COMMUNICATION)
     calls = launches(trace, work)
-    pieces = work[["device", "stream", "start", "work_kind"]][calls["work"]]
-    launched = pieces.hstack([calls["launch_start"].alias("launch"), calls["pid"], calls["tid"]])
-    launched = launched.filter(pl.col("work_kind") == COMMUNICATION)
-    at = launched.rename({"launch": "launch_start"})
-    threads = calls[["pid", "tid"]].unique()
-    launched = launched.with_columns(phases(trace, at, threads))
+    pieces = work[["device", "stream", "start"]][calls["work"]]
+    launched = pieces.hstack([calls["launch_start"].alias("launch"), phases(trace, calls, threads)])
     ended = pl.col("end").cum_max()
-    ends = compute.sort("start").select("device", before="start", ended=ended.over("device"))
+    ends = compute.select("device", before="start", ended=ended.over("device"))
     timed = launched.sort("start").join_asof(
         ends, left_on="start", right_on="before", by="device", check_sortedness=False
     )

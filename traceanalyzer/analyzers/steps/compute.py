@@ -158,7 +158,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         MissingData: no steps are marked.
     """
     part = measure(trace, options)
-    calls = slow_steps.calls_of_steps(trace, part.steps)
+    calls = trace.kept(slow_steps.calls_of_steps(trace, part.steps))
     return replace(
         part,
         only_slow=slow_steps.only_slow(trace, part.steps, calls),
