@@ -391,6 +391,56 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
 
 
+def one_process(compute: tuple[int, int], *, by_gpu: bool = False) -> Trace:
+    """Return steps of one process with two GPUs: a kernel and the all_reduce of both on each.
+
+    Their communication streams have other numbers. The kernels are launched first, or all work of
+    one GPU.
+    """
+    events: list[dict[str, Any]] = []
+    at = 0
+    for number in range(STEPS):
+        begin = at
+        order = [(gpu, work) for work in (0, 1) for gpu in (0, 1)]
+        at_call = {}
+        for one in sorted(order) if by_gpu else order:
+            at_call[one] = at
+            at += 20 * US
+        ends = [at_call[gpu, 0] + 10 * US + compute[gpu] for gpu in (0, 1)]
+        for (gpu, work), called in at_call.items():
+            ids = {"correlation": 10 * number + 2 * gpu + work + 1, "device": gpu}
+            events.append(host("cuda_runtime", "cudaLaunchKernel", called, 10 * US,
+                               correlation=ids["correlation"]))  # fmt: skip
+            first = ends[gpu] + US
+            events.append(
+                device(ALL_REDUCE, first, max(ends) + MS - first, stream=20 + gpu, **ids)
+                if work
+                else device(GEMM, called + 10 * US, compute[gpu], **ids)
+            )
+        done = max(ends) + MS + 3 * US
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", at, done - at))
+        events.append(step(number, begin, done - begin))
+        at = done
+    return trace(events, rank=None, path="one.json")
+
+
+@pytest.mark.parametrize("by_gpu", [False, True])
+def test_gpus_of_one_process_are_ranks(*, by_gpu: bool) -> None:
+    run = one_process((8 * MS, 11 * MS), by_gpu=by_gpu)
+    assert gain_ns(run, typical_rank=1) == pytest.approx(3 * MS, abs=50 * US)
+    assert gain_ns(run, typical_rank=0) == pytest.approx(0, abs=US)
+    assert gain_ns(run, network=2) == pytest.approx(MS / 2, abs=US)
+    (straggler,) = (one for one in ta.diagnose(run).findings if one.id == "straggler")
+    assert (straggler.rank, straggler.gain_basis) == (1, "replay")
+    assert straggler.gain_ns == pytest.approx(3 * MS, abs=50 * US)
+
+
+def test_steps_of_the_gpus_of_a_process_have_a_row_each() -> None:
+    alone = ta.what_if(one_process((8 * MS, 11 * MS)), free="synchronisation", no_wait=True)
+    assert alone.by_rank["rank"].to_list() == [0, 1]
+    assert np.diff(alone.by_rank["gain_ns"])[0] == pytest.approx(-3 * MS, abs=50 * US)
+
+
 def test_ranks_like_their_mean_keep_the_times_of_their_hosts(late: list[Trace]) -> None:
     """Unequal work is divided, but the loader of one rank remains slow."""
     job = engine.job_of([measure(one) for one in late])

@@ -105,13 +105,15 @@ def with_gains(
         return Gains(bounds, why=DIFFERENT_JOBS)
     if not isinstance(replay, Replay):
         return Gains(bounds, why=examined.missing.get(REPLAY, ""))
-    if not _is_complete(replay, answers):
+    time = replace(time, windows=_of_process(time.windows, replay))
+    if not _is_complete(replay, time):
         return Gains(bounds, why="not all ranks can be replayed")
     step_ns = time.whole_ns / time.windows.height
     counted = _counted(replay, time, replay.job.step_names[1:])
     kept, without, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
-        inside, factor = _of_sample(one, replay, time)
+        placed = one.intervals if one.intervals is None else _of_process(one.intervals, replay)
+        inside, factor = _of_sample(replace(one, intervals=placed), replay, time)
         frac = _gain_frac(inside, replay, counted) if factor else None
         if frac is None:
             kept.append(one)
@@ -184,10 +186,17 @@ def _bound(one: Finding, rule: Rule) -> Finding:
     return replace(one, gain_ns=one.cost_ns, gain_frac=one.cost_frac, gain_basis="bound")
 
 
-def _is_complete(replay: Replay, answers: Answers) -> bool:
+def _of_process(rows: pl.DataFrame, replay: Replay) -> pl.DataFrame:
+    """Return rows; those of the GPUs of the only process, which are ranks, with its rank."""
+    if len(replay.job.names) == len(replay.job.programs):
+        return rows
+    return rows.with_columns(rank=pl.lit(replay.job.programs[0].rank, rows["rank"].dtype))
+
+
+def _is_complete(replay: Replay, time: DeviceTime) -> bool:
     """Whether the programs are of all ranks (and files without one) with lost time, one of each."""
     owners = [one.owner for one in replay.job.programs]
-    measured = answers.time.windows.select("path", OWNER).unique()["owner"].to_list()
+    measured = time.windows.select("path", OWNER).unique()["owner"].to_list()
     return len({*owners}) == len(owners) == len(measured) and {*owners} == {*measured}
 
 

@@ -206,6 +206,7 @@ class Summary:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._simple: dict[int, pl.Series] = {}
         try:
             size = os.path.getsize(path)  # noqa: PTH202 - the name is kept as it was given
         except OSError as error:
@@ -271,16 +272,23 @@ class Summary:
             return _joined_lists(lengths, items)
         if type(number) is not int or not 0 <= number < len(columns):
             raise ValueError(f"no column {number!r}")
-        name, stored, known = msgspec.msgpack.decode(columns[number], type=_Column)
-        dtype = _SIMPLE.get(name) or pl.Enum(msgspec.json.decode(name, type=list[str]))
-        if isinstance(stored, list) or isinstance(dtype, _LISTED):
-            return pl.Series(stored, dtype=dtype)
-        of_numpy = np.uint8 if dtype == pl.Boolean else name.lower()
-        values = pl.Series(np.frombuffer(stored, of_numpy)).cast(dtype)
-        if not known:
-            return values
-        is_known = pl.Series(np.frombuffer(known, np.uint8)).cast(pl.Boolean)
-        return pl.select(pl.when(is_known).then(values)).to_series()
+        if number not in self._simple:
+            self._simple[number] = _simple(columns[number])
+        return self._simple[number].clone()
+
+
+def _simple(packed: bytes) -> pl.Series:
+    """Return a stored column; equal texts are in memory once."""
+    name, stored, known = msgspec.msgpack.decode(packed, type=_Column)
+    dtype = _SIMPLE.get(name) or pl.Enum(msgspec.json.decode(name, type=list[str]))
+    if isinstance(stored, list) or isinstance(dtype, _LISTED):
+        return pl.Series(stored, dtype=dtype)
+    of_numpy = np.uint8 if dtype == pl.Boolean else name.lower()
+    values = pl.Series(np.frombuffer(stored, of_numpy)).cast(dtype)
+    if not known:
+        return values
+    is_known = pl.Series(np.frombuffer(known, np.uint8)).cast(pl.Boolean)
+    return pl.select(pl.when(is_known).then(values)).to_series()
 
 
 def _joined_lists(lengths: pl.Series, items: pl.Series) -> pl.Series:

@@ -51,13 +51,15 @@ def join_summaries(opened: OpenedInputs, questions: Questions, paths: Sequence[s
             found.append(Summary(path))
         except InputError as error:
             opened.state.fail(path, error)
-    damaged = len(paths) - len(found)
-    for one in sorted(found, key=lambda one: (one.header.index, natural(one.header.path))):
+    incomplete = [*_incomplete(found, len(paths) - len(found))]
+    found.sort(key=lambda one: (one.header.index, natural(one.header.path)), reverse=True)
+    while found:
+        one = found.pop()  # each needs more memory than its results
         try:
             _join(opened, questions, one)
         except InputError as error:
             opened.state.fail(one.path, error)
-    for folder, why in _incomplete(found, damaged):
+    for folder, why in incomplete:
         opened.state.skip(folder, why)
 
 

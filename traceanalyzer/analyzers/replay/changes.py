@@ -394,86 +394,64 @@ def _typical(
     theirs. With ``of_all`` the place and the number of kernels do not count. Unexplained time
     before work becomes that of the others.
     """
-    chosen = np.array([program.rank in ranks for program in job.programs])
-    transfers = [of_work >= 0 for of_work, _ in job.groups]
-    times = [
-        np.where(is_transfer, one.transfer, one.duration)
-        for is_transfer, one in zip(transfers, weights, strict=True)
-    ]
+    chosen = np.array([name in ranks for name in job.names])
+    whole, is_transfer, mine = engine.joined(weights), job.flow.group >= 0, chosen[job.unit]
+    times = np.where(is_transfer, whole.transfer, whole.duration)
     kinds = job.kinds if of_all else job.places
-    peers = np.full_like(chosen, True) if of_all or chosen.all() else ~chosen
-    usual = _usual(job, kinds, times, peers)
-    for n in np.flatnonzero(chosen).tolist():
-        typical = usual[kinds[n]]
-        times[n] = np.where(np.isnan(typical), times[n], typical)
+    typical = _usual(kinds, times, is_transfer, of_all | chosen.all() | ~mine)[kinds]
+    times = np.where(mine & ~np.isnan(typical), typical, times)
     if not (of_all or chosen.all()):
-        times = _without_additional(job, times, transfers, chosen)
-    kernels = [np.where(*pair, 0.0) for pair in zip(map(np.invert, transfers), times, strict=True)]
+        times = _without_additional(job, times, is_transfer, chosen)
     changing = chosen & (not of_all)
-    on_device = _of_others(job, "work", kernels, changing)
-    rest = _of_others(job, "work", [one.rest.clip(0) for one in weights], changing)
-    slow_host = changing & (not chosen.all())  # work is divided, not what hosts do
+    times *= np.where(is_transfer, 1.0, _of_others(job, "work", times * ~is_transfer, changing))
+    rest = _of_others(job, "work", whole.rest.clip(0), changing)
+    # work is divided, not what hosts do; the GPUs of one process have one host
+    slow_host = changing & (not chosen.all() and len(job.programs) > 1)
     on_host = {
-        name: _of_others(job, "calls", [getattr(one, name) for one in weights], slow_host)
+        name: getattr(whole, name) * _of_others(job, "calls", getattr(whole, name), slow_host)
         for name in ("loader", "launch", "code", "call")
     }
-    return [
-        replace(
-            one,
-            duration=np.where(transfers[n], one.duration, times[n] * on_device[n]),
-            transfer=np.where(transfers[n], times[n], one.transfer),
-            rest=one.rest * np.minimum(rest[n], 1.0),
-            **{name: getattr(one, name) * factors[n] for name, factors in on_host.items()},
-        )
-        for n, one in enumerate(weights)
-    ]
+    changed = replace(
+        whole, duration=np.where(is_transfer, whole.duration, times),
+        transfer=np.where(is_transfer, times, whole.transfer),
+        rest=whole.rest * np.minimum(rest, 1.0), **on_host,
+    )  # fmt: skip
+    return changed.of_each(job.first_call, job.first_row)
 
 
 def _without_additional(
-    job: Job,
-    times: Sequence[Floats],
-    transfers: Sequence[npt.NDArray[np.bool_]],
-    chosen: npt.NDArray[np.bool_],
-) -> list[Floats]:
+    job: Job, times: Floats, is_transfer: npt.NDArray[np.bool_], chosen: npt.NDArray[np.bool_]
+) -> Floats:
     """Take the time of kernels that only chosen ranks run, if they run those of the others too.
 
     Without them, kernels must take about as long as on the others: otherwise they are what the
     others do by kernels with other names.
     """
-    others = np.flatnonzero(~chosen).tolist()
-    known = np.unique(np.concatenate([job.kinds[n] for n in others]))
-    usual = np.mean([times[n][~transfers[n]].sum() for n in others])
-    kept = list(times)
-    for n in np.flatnonzero(chosen).tolist():
-        added = ~transfers[n] & ~np.isin(job.kinds[n], known)
-        if times[n][~transfers[n] & ~added].sum() >= _SAME_FRAC * usual:
-            kept[n] = np.where(added, 0.0, times[n])
-    return kept
+    mine, compute = chosen[job.unit], np.where(is_transfer, 0.0, times)
+    added = mine & ~is_transfer & ~np.isin(job.kinds, np.unique(job.kinds[~mine]))
+    usual = compute[~mine].sum() / (~chosen).sum()
+    kept = np.bincount(job.unit, np.where(added, 0.0, compute), minlength=chosen.size)
+    return np.where(added & (kept >= _SAME_FRAC * usual)[job.unit], 0.0, times)
 
 
 def _usual(
-    job: Job, kinds: Sequence[Ints], times: Sequence[Floats], peers: npt.NDArray[np.bool_]
+    kinds: Ints, times: Floats, is_transfer: npt.NDArray[np.bool_], peers: npt.NDArray[np.bool_]
 ) -> Floats:
     """Return the usual time of each kind of work on some ranks; not a number: of none.
 
     That is the mean; of transfers, which are kinds of their own, the median.
     """
-    kept = np.flatnonzero(peers).tolist()
-    kind, time = (np.concatenate([several[n] for n in kept]) for several in (kinds, times))
-    is_transfer = np.concatenate([job.groups[n][0] for n in kept]) >= 0
-    size = 1 + max(int(one.max(initial=-1)) for one in kinds)
-    count = np.bincount(kind, minlength=size).astype(float)
+    size = 1 + int(kinds.max(initial=-1))
+    count = np.bincount(kinds[peers], minlength=size).astype(float)
     count[count == 0] = np.nan
-    usual: Floats = np.bincount(kind, time, minlength=size) / count
-    moved = pl.DataFrame({"kind": kind[is_transfer], "time": time[is_transfer]})
+    usual: Floats = np.bincount(kinds[peers], times[peers], minlength=size) / count
+    moved = pl.DataFrame({"kind": kinds, "time": times}).filter(pl.Series(peers & is_transfer))
     medians = moved.group_by("kind").agg(pl.col("time").median())
     usual[medians["kind"].to_numpy()] = medians["time"].to_numpy()
     return usual
 
 
-def _of_others(
-    job: Job, part: str, times: Sequence[Floats], chosen: npt.NDArray[np.bool_]
-) -> list[Floats]:
+def _of_others(job: Job, part: str, times: Floats, chosen: npt.NDArray[np.bool_]) -> Floats:
     """Return by what times of the chosen ranks are multiplied, to be in sum those of the others.
 
     Sums are those of each step, and between steps. If all ranks are chosen, they become the mean.
@@ -482,20 +460,25 @@ def _of_others(
     Args:
         job: the programs of all ranks.
         part: ``work`` or ``calls``.
-        times: of these, of each rank.
+        times: of these, of all ranks.
         chosen: which ranks change.
     """
+    if not chosen.any():
+        return np.ones_like(times)
     between, alone, first = range(3)
     steps = []
     for program, numbers in zip(job.programs, job.step_numbers, strict=True):
         row = getattr(program, part)["step"].fill_null(-1).to_numpy().astype(int)
         steps.append(np.append(np.where(numbers < 0, alone, numbers + first), between)[row])
-    count = 1 + max(int(one.max(initial=alone)) for one in steps)
-    sums = np.array([np.bincount(*one, minlength=count) for one in zip(steps, times, strict=True)])
+    step, sizes = np.concatenate(steps), [one.size for one in steps]
+    owner = job.unit if part == "work" else np.repeat(np.arange(len(sizes)), sizes)
+    count = 1 + int(step.max(initial=alone))
+    cell = owner * count + step
+    sums = np.bincount(cell, times, minlength=chosen.size * count).reshape(-1, count)
     usual = sums[~chosen | chosen.all()].mean(axis=0)
     factors = np.where(chosen[:, None] & (sums > 0), usual / np.maximum(sums, 1), 1.0)
     factors[:, alone] = 1.0
-    return [one[step] for one, step in zip(factors, steps, strict=True)]
+    return factors.ravel()[cell]
 
 
 # --- pipeline stages ---------------------------------------------------------------------------

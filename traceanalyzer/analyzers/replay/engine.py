@@ -114,6 +114,9 @@ class Job:
         bounds: where the plan of each program begins in each window, and the end.
         first_call, first_row: number of the first call and row of work of each program, and the
             number of all.
+        names: the rank of each program; of the only one with several GPUs, which are its ranks
+            then, the number of each.
+        unit: the number of the rank of each row of work among ``names``.
     """
 
     programs: tuple[Program, ...]
@@ -128,10 +131,12 @@ class Job:
     bounds: Ints
     first_call: Ints
     first_row: Ints
+    names: tuple[int | None, ...]
+    unit: Ints
 
     @cached_property
-    def kinds(self) -> list[Ints]:
-        """What each row of work of each program is: same number, same kernel or collective."""
+    def kinds(self) -> Ints:
+        """What each row of work of all ranks is: same number, same kernel or collective."""
         collective = pl.concat_str(
             pl.col("name").cast(pl.String),
             pl.col("collective").fill_null(""),
@@ -140,24 +145,23 @@ class Job:
             separator="|",
         )
         work = _of_all(self.programs, "work", ["name", "collective", "group", "elements_in"])
-        is_transfer = pl.Series(np.concatenate([of_work >= 0 for of_work, _ in self.groups]))
+        is_transfer = pl.Series(self.flow.group >= 0)
         kind = pl.when("is_transfer").then(collective).otherwise(pl.col("name").cast(pl.String))
         rows = work.with_columns(is_transfer=is_transfer).with_columns(kind=kind)
         rank = pl.struct("kind", "is_transfer").rank("dense").cast(pl.Int64) - 1
-        return _cut(rows.select(rank).to_series().to_numpy(), self.first_row)
+        return rows.select(rank).to_series().to_numpy()
 
     @cached_property
-    def places(self) -> list[Ints]:
+    def places(self) -> Ints:
         """Like ``kinds``, but calls of a kernel with different places in a step are different.
 
         Calls of one kernel have different sizes. Kernels that some rank runs more often in a step
         have no place there.
         """
-        n_ranks, once = len(self.programs), ("program", "kind", "step")
+        n_ranks, once = len(self.names), ("unit", "kind", "step")
         rows = pl.DataFrame({
-            "program": np.repeat(np.arange(n_ranks), np.diff(self.first_row)),
-            "kind": np.concatenate(self.kinds), "step": self.step_of_work,
-            "alone": np.concatenate([of_work < 0 for of_work, _ in self.groups]),
+            "unit": self.unit, "kind": self.kinds, "step": self.step_of_work,
+            "alone": self.flow.group < 0,
         })  # fmt: skip
         rows = rows.with_columns(place=pl.int_range(pl.len()).over(once), n=pl.len().over(once))
         each, n = ("kind", "step"), pl.col("n")
@@ -167,7 +171,7 @@ class Job:
         placed = pl.when(alike & pl.col("alone") & (pl.col("step") >= 0))
         rows = rows.select("kind", placed.then("step"), placed.then("place").alias("place"))
         _, (numbers,) = numbering.group_numbers(("kind", "step", "place"), rows)
-        return _cut(numbers, self.first_row)
+        return numbers
 
     @cached_property
     def batches(self) -> list[Ints]:
@@ -298,9 +302,10 @@ def job_of(programs: Sequence[Program]) -> Job:
     ordered = sample.common(
         sorted(programs, key=lambda one: (one.rank is None, one.rank or 0, one.path))
     )
-    members = _members(ordered)
+    names, unit = _units(ordered)
+    members = _members(ordered, unit)
     shifts, aligned = _shifts(ordered, members)
-    members = _on_axis(members, shifts)
+    members = _on_axis(members, shifts).filter(aligned or len(ordered) > 1)
     transfer = (
         (pl.col("end") - pl.col("start").max().over("key")).clip(lower_bound=0)
         if aligned
@@ -328,8 +333,9 @@ def job_of(programs: Sequence[Program]) -> Job:
     flow = _flow(ordered, calls, work, start, (of_call, of_work), first_call, first_row)
     waiting = (of_call >= 0) | (np.diff(flow.awaits_at) > 0)
     launched = _integers(work["call"])
+    least = _after_members(unit, of_work, launched) if len(ordered) == 1 else None
     plans = [
-        _plan(waiting, launched, of_program[number], first_call[[n, -1]], int(first_row[n]))
+        _plan(waiting, launched, of_program[number], first_call[[n, -1]], int(first_row[n]), least)
         for number in range(len(begins))
         for n, of_program in enumerate(windows)
     ]
@@ -339,8 +345,19 @@ def job_of(programs: Sequence[Program]) -> Job:
         np.bincount(members["key"].to_numpy()) if members.height else np.zeros(0, np.int64),
         tuple(_recorded(calls, work, transfers, host).of_each(first_call, first_row)),
         windows, begins, flow, np.concatenate(plans), np.cumsum([0, *map(len, plans)]),
-        first_call, first_row,
+        first_call, first_row, names, unit,
     )  # fmt: skip
+
+
+def _units(programs: Sequence[Program]) -> tuple[tuple[int | None, ...], Ints]:
+    """Return :attr:`Job.names` and :attr:`Job.unit`."""
+    device = pl.concat([one.work["device"].cast(pl.Int64) for one in programs])
+    known = device.unique().drop_nulls().sort()
+    if len(programs) > 1 or known.len() < 2:
+        sizes = [one.work.height for one in programs]
+        return tuple(one.rank for one in programs), np.repeat(np.arange(len(programs)), sizes)
+    number = np.searchsorted(known.to_numpy(), device.fill_null(known[0]).to_numpy())
+    return tuple(known.to_list()), number
 
 
 _OF_CALLS = [
@@ -371,10 +388,11 @@ def _by_place(members: pl.DataFrame, size: int) -> tuple[Ints, Floats]:
     return group, transfer
 
 
-def _members(programs: Sequence[Program]) -> pl.DataFrame:
+def _members(programs: Sequence[Program], unit: Ints) -> pl.DataFrame:
     """Return the members of all collectives of several ranks: key, program, start, end.
 
-    Also on_host, and row among the work or the calls of all ranks.
+    Also on_host, and row among the work or the calls of all ranks. The GPUs of one process may have
+    other numbers of streams, in the same order, where the groups are not recorded.
     """
     columns = ["group", "start", "end"]
     within = pl.concat(
@@ -384,25 +402,25 @@ def _members(programs: Sequence[Program]) -> pl.DataFrame:
         for one in programs
     )
     work = _of_all(programs, "work", [*columns, "seq", "collective"]).with_row_index("row")
-    calls = _of_all(programs, "calls", columns).with_row_index("row")
+    work = work.with_columns(within.alias("within"), unit=unit)
+    calls = _of_all(programs, "calls", columns).with_row_index("row").with_columns(unit="program")
     rows = pl.concat(
         [
             # names of groups may list thousands of ranks
             one.with_columns(pl.col("group").cast(pl.Categorical), on_host=pl.lit(on_host))
-            for one, on_host in ((work.with_columns(within.alias("within")), False), (calls, True))
+            for one, on_host in ((work, False), (calls, True))
         ],
         how="diagonal",
     ).drop_nulls("group")
     rows = rows.with_columns(pl.col("within").cast(pl.Categorical))
-    counted = pl.int_range(pl.len()).over("program", "group", "within", "on_host")
-    rows = rows.with_columns(
-        _numbered(rows["group"]),
-        _numbered(rows["within"]),
-        number=pl.coalesce("seq", counted).cast(pl.Int64),
-    )
+    rows = rows.with_columns(_numbered(rows["group"]), _numbered(rows["within"]))
+    if len(programs) == 1:
+        rows = rows.with_columns(pl.col("group").rank("dense").over("unit"))
+    counted = pl.int_range(pl.len()).over("unit", "group", "within", "on_host")
+    rows = rows.with_columns(number=pl.coalesce("seq", counted).cast(pl.Int64))
     key = ["group", "within", "on_host", "number"]
-    several = pl.col("program").n_unique().over(key) > 1
-    once = pl.len().over([*key, "program"]) == 1
+    several = pl.col("unit").n_unique().over(key) > 1
+    once = pl.len().over([*key, "unit"]) == 1
     rows = rows.filter(several & once)
     return rows.with_columns(key=pl.struct(key).rank("dense").cast(pl.Int64) - 1)
 
@@ -490,9 +508,22 @@ def _range(rows: Ints) -> tuple[int, int]:
     return (int(rows[0]), int(rows[-1]) + 1) if rows.size else (0, 0)
 
 
+def _after_members(unit: Ints, group: Ints, launched: Ints) -> Floats:
+    """Return after which call of the only process each row of work comes in its plan.
+
+    That is after the last launch of each collective before it on its GPU.
+    """
+    last = np.zeros(1 + group.max(initial=0))
+    np.maximum.at(last, group[group >= 0], launched[group >= 0])
+    rows = pl.DataFrame({"unit": unit, "last": np.where(group >= 0, last[group], _NEVER)})
+    before = pl.col("last").shift(1, fill_value=_NEVER).cum_max().over("unit")
+    return rows.select(before + 0.1).to_series().to_numpy()
+
+
 def _plan(
-    waiting: Bools, launched: Ints, window: tuple[int, int, int, int], calls: Ints, first_row: int
-) -> Ints:
+    waiting: Bools, launched: Ints, window: tuple[int, int, int, int], calls: Ints, first_row: int,
+    least: Floats | None,
+) -> Ints:  # fmt: skip
     """Return what happens in a window: calls, ends of the calls that wait, and device work.
 
     Work comes after the begin of its call and before its end; without a call, after the work
@@ -504,6 +535,7 @@ def _plan(
         window: first call, last call, first work, last work.
         calls: number of the first call of this rank, and of all calls.
         first_row: number of the first row of work of this rank.
+        least: after which call the work of the only rank comes.
     """
     first, last, row, last_row = window
     first_call, size = calls.tolist()
@@ -511,7 +543,9 @@ def _plan(
     call = launched[first_row + row : first_row + last_row].astype(float)
     known = np.maximum.accumulate(np.append(first - 1.0, call))[1:]
     called = np.arange(first, last)
-    keys = [called - 0.2, waits + 0.2, np.where(call < 0, known + 0.5, known)]
+    of_work = np.where(call < 0, known + 0.5, known)
+    of_work = of_work if least is None else np.maximum(of_work, least[row:last_row])
+    keys = [called - 0.2, waits + 0.2, of_work]
     numbers = [
         called + first_call, size + first_call + waits,
         2 * size + first_row + np.arange(row, last_row),
@@ -733,9 +767,10 @@ def step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
 
 def rank_step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
     """Return the mean duration of the steps of each rank, between the ends of its work."""
-    means = []
-    for number, end in enumerate(ends):
-        step = job.of_rank(number)
+    means, order = [], np.argsort(job.unit, kind="stable")
+    at = np.append(0, np.cumsum(np.bincount(job.unit, minlength=len(job.names))))
+    steps, all_ends = job.step_of_work[order], np.concatenate(ends)[order]
+    for step, end in zip(_cut(steps, at), _cut(all_ends, at), strict=True):
         last = np.full(1 + int(step.max(initial=0)), _NEVER)
         np.maximum.at(last, step[step >= 0], end[step >= 0])
         reached = last[np.isfinite(last)]

@@ -337,7 +337,7 @@ def _by_rank(job: Job, before: Sequence[Times], after: Sequence[Times]) -> pl.Da
     """Return :attr:`WhatIf.by_rank`, empty if all ranks gain the same."""
     ns = [engine.rank_step_times(job, [one.end for one in times]) for times in (before, after)]
     table = pl.DataFrame(
-        [(one.rank, *times) for one, *times in zip(job.programs, *ns, strict=True)],
+        [*zip(job.names, *ns, strict=True)],
         schema={"rank": pl.Int64, "before_ns": pl.Float64, "step_ns": pl.Float64}, orient="row",
     ).drop_nulls("rank")  # fmt: skip
     gain, before_ns = pl.col("before_ns") - pl.col("step_ns"), pl.col("before_ns")
@@ -388,7 +388,7 @@ def _drawn(job: Job, by_rank: pl.DataFrame, runs: Mapping[str, Sequence[Times]])
 
 
 def _given(job: Job, stages: Sequence[tuple[int, ...]], options: Options) -> Change:
-    ranks = _chosen("rank", options.typical_rank, {one.rank: (one.rank,) for one in job.programs})
+    ranks = _chosen("rank", options.typical_rank, {name: (name,) for name in job.names})
     ranks |= _chosen("stage", options.typical_stage, dict(enumerate(stages)))
     if options.equal_stages and not stages:
         raise OptionError("--equal-stages: the ranks are not the stages of a pipeline")
@@ -421,7 +421,7 @@ def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
     tried = [Change(free=(name,)) for name in classes if changes.occurs(job, name)]
     if job.sizes.size:
         tried += [Change(network=2.0), Change(no_wait=True)]
-        ranks = [one.rank for one in job.programs if one.rank is not None]
+        ranks = [name for name in job.names if name is not None]
         if 1 < len(ranks) <= _MOST_TRIED:
             larger = _with_larger_inputs(job)
             tried += [Change(typical_ranks=(rank,), of_all=rank in larger) for rank in ranks]
@@ -436,13 +436,15 @@ def _usual(job: Job, stages: Sequence[tuple[int, ...]]) -> list[Change]:
 
 def _with_larger_inputs(job: Job) -> set[int]:
     """Return the ranks with larger inputs, which would move to the other ranks."""
-    ns = pl.col("end") - pl.col("start")
+    ns, names = pl.col("end") - pl.col("start"), pl.Series(job.names, dtype=pl.Int64)
+    each = zip(job.programs, np.split(job.unit, job.first_row[1:-1]), strict=True)
     kernels = pl.concat(
-        one.work.filter(pl.col("work_kind") == COMPUTE)
-        .group_by("step", kernel=pl.col("name").cast(pl.String))
+        one.work.with_columns(rank=names[unit])
+        .filter(pl.col("work_kind") == COMPUTE)
+        .group_by("rank", "step", kernel=pl.col("name").cast(pl.String))
         .agg(n=pl.len().cast(pl.Int64), total_ns=ns.sum(), max_ns=ns.max())
-        .with_columns(rank=pl.lit(one.rank, pl.Int64), blocks=pl.lit(None, pl.Int64))
-        for one in job.programs
+        .with_columns(blocks=pl.lit(None, pl.Int64))
+        for one, unit in each
     )
     ranks: list[int] = kernels["rank"].drop_nulls().unique().to_list()
     differences = {rank: compare(kernels, "rank", rank, "") for rank in ranks}
