@@ -318,6 +318,25 @@ def test_long_steps_of_one_rank_are_replayed_in_parts(monkeypatch: pytest.Monkey
         sample.common([replay.measure(one, ReplayOptions()) for one in ranks])
 
 
+def test_long_steps_of_several_ranks_are_replayed_in_the_same_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks without steps, with two kernels per collective, and ten times the limit."""
+    ranks = []
+    for rank in (0, 1):
+        one = varying(rank, steps=200).select(~pl.col("name").cast(pl.String).str.contains("Step"))
+        ranks.append(replace(one, sources=(replace(one.meta, world_size=2),)))
+    whole = ta.diagnose(ranks)
+    monkeypatch.setattr(sample, "MOST_WORK", 32)
+    part = ta.diagnose(ranks)
+    (all_of_it,), (some,) = (
+        [one for one in each.findings if one.id == "data-loading"] for each in (whole, part)
+    )
+    assert any("parts" in note for note in part.input_notes)
+    assert (some.gain_basis, some.cost_ns) == ("replay", all_of_it.cost_ns)
+    assert some.gain_frac == pytest.approx(all_of_it.gain_frac, rel=0.02)
+
+
 @given(
     st.lists(st.integers(1, 9), min_size=4, max_size=30),
     st.integers(4, 100),

@@ -150,10 +150,12 @@ def _counted(replay: Replay, time: DeviceTime, names: Sequence[str]) -> DeviceTi
     """Return the time of steps (or parts) of a sample; otherwise of all."""
     if not replay.job.sampled:
         return time
-    if (part := replay.span_of_parts(names)) is None:
+    if (parts := replay.spans_of_parts(names)) is None:
         return replace(time, windows=time.windows.filter(pl.col("step").is_in(names)))
-    windows = time.windows.with_columns(pl.col("start", "end").clip(*part))
-    return replace(time, windows=windows.filter(pl.col("start") < pl.col("end")))
+    windows = time.windows.with_columns(OWNER).join(parts, on="owner", maintain_order="left")
+    windows = windows.with_columns(pl.col("start", "end").clip("from", "until"))
+    windows = windows.filter(pl.col("start") < pl.col("end"))
+    return replace(time, windows=windows.select(time.windows.columns))
 
 
 def _of_sample(one: Finding, replay: Replay, time: DeviceTime) -> tuple[Finding, float]:

@@ -1,8 +1,9 @@
 """A sample of the steps, for runs with more device work than is replayed.
 
 It consists of steps that follow each other, the same ones of all ranks. Its first and last step are
-replayed but not counted: they depend on steps that are not replayed. A run of one rank with longer
-steps, or without any, is divided into parts with as many launches each, which take their place.
+replayed but not counted: they depend on steps that are not replayed. A run with longer steps, or
+without any, is divided into parts, which take their place: of one rank with as many launches each,
+of several ranks with as many collectives each, the same ones on all ranks.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
-from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.replay import program
 from traceanalyzer.analyzers.replay.program import Program
@@ -32,6 +33,7 @@ _MOST_TIMES = 10
 LEAST_STEPS, _USUAL_STEPS = 3, 4
 #: Number of parts of :data:`MOST_WORK` pieces of work, and their name.
 _PARTS, PART = 8, "part"
+_AT_COLLECTIVE = f"{PART} at collective"
 #: Each rank of a job keeps an equal share for at most so many ranks; fewer steps remain later.
 _MOST_SHARES = 8
 #: Samples whose time differs by less from the median are typical.
@@ -44,21 +46,22 @@ def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> 
     Raises:
         MissingData: no program is known; or, with ``is_limited``, it is above the limit.
     """
-    work = device_work(trace)
-    if work.height <= MOST_WORK:
+    work, ranks = device_work(trace), trace.meta.world_size or 1
+    most_of_rank = _MOST_TIMES * MOST_WORK / ranks if is_limited and ranks > 1 else np.inf
+    if work.height <= min(MOST_WORK, most_of_rank):
         return program.measure(trace)
     steps = device_steps(trace)
+    is_long = work.height * min(LEAST_STEPS / max(steps.height, 1), 1) > most_of_rank
+    if work.height <= MOST_WORK and not is_long:
+        return program.measure(trace)
     launched_by = launch_rows(trace, work)
     known = launched_by != nesting.ROOT
     launched = trace.events["ts"][np.maximum(launched_by, 0)].set(pl.Series(~known), None)
-    number = launching_step(steps, launched, work["start"])
-    counts = np.bincount(number.drop_nulls().to_numpy(), minlength=steps.height)
-    chosen = typical(counts, steps["end"].to_numpy(), trace.meta.world_size or 1)
-    if chosen is None and is_limited and (trace.meta.world_size or 1) == 1:
-        steps = _parts(trace, work, launched)
-        number = launching_step(steps, launched, work["start"])
-        counts = np.bincount(number.drop_nulls().to_numpy(), minlength=steps.height)
-        chosen = typical(counts, steps["end"].to_numpy())
+    number, chosen = _chosen(steps, work, launched, 0 if is_long else ranks)
+    if chosen is None and is_limited:
+        parts = _parts(trace, work, launched, min(ranks, _MOST_SHARES))
+        number, chosen = _chosen(parts, work, launched, 1 if ranks == 1 else 0)
+        steps = steps if chosen is None else parts
     if chosen is None:
         require_few(work.height * is_limited)
         return program.measure(trace)
@@ -75,15 +78,43 @@ def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> 
     return replace(one, recorded_steps=steps.height)
 
 
-def _parts(trace: Trace, work: pl.DataFrame, launched: pl.Series) -> pl.DataFrame:
-    """Return parts of a run with as much device work each, in place of its steps."""
-    rows = work.select(at=pl.coalesce(launched, "start"), end="end").sort("at")
-    edges = rows["at"].gather_every(MOST_WORK // _PARTS + 1).append(rows["at"].tail(1) + 1).unique()
+def _chosen(
+    steps: pl.DataFrame, work: pl.DataFrame, launched: pl.Series, ranks: int
+) -> tuple[pl.Series, range | None]:
+    """Return the step of each row of work, and those of the sample: typical, or parts (0 ranks).
+
+    The same parts of all ranks are those in the middle.
+    """
+    number = launching_step(steps, launched, work["start"])
+    if not ranks:
+        first = (steps.height - _PARTS) // 2
+        in_parts = first >= 0 and str(steps["step"][0]).startswith(PART)
+        return number, range(first, first + _PARTS) if in_parts else None
+    counts = np.bincount(number.drop_nulls().to_numpy(), minlength=steps.height)
+    return number, typical(counts, steps["end"].to_numpy(), ranks)
+
+
+def _parts(trace: Trace, work: pl.DataFrame, launched: pl.Series, shares: int) -> pl.DataFrame:
+    """Return parts of a run with as much device work each, in place of its steps.
+
+    Those of several ranks have as many collectives each: their number is a power of 2, because
+    ranks differ a little in their other work.
+    """
+    rows = work.select("work_kind", at=pl.coalesce(launched, "start"), end="end").sort("at")
+    each, name = 1, PART
+    if shares == 1:
+        edges = rows["at"].gather_every(MOST_WORK // _PARTS + 1)
+    else:
+        met = rows.filter(pl.col("work_kind") == COMMUNICATION)["at"]
+        count = 1 << int(np.ceil(np.log2(work.height * _PARTS * shares / MOST_WORK)))
+        each = max(met.len() // count, 1)
+        edges, name = met.gather_every(each).head(count), _AT_COLLECTIVE
+    edges = edges.append(rows["at"].tail(1) + 1).unique()
     last = rows["at"].search_sorted(edges[1:]) - 1
     thread = trace.events.filter(of_kinds(LAUNCH_KINDS))[["pid", "tid"]].head(1)
     return thread.join(
         pl.DataFrame({"host_start": edges[:-1], "host_end": edges[1:]}).with_columns(
-            step=pl.format(f"{PART} {{}}", 1 + pl.int_range(pl.len())), start="host_start",
+            step=pl.format(f"{name} {{}}", 1 + each * pl.int_range(pl.len())), start="host_start",
             end=pl.max_horizontal("host_end", rows["end"].cum_max()[last]),
         ), how="cross",
     )  # fmt: skip
@@ -150,7 +181,9 @@ def common(programs: Sequence[Program]) -> Sequence[Program]:
     chosen = typical(counts, ends, 1, limit) or typical(
         counts, ends, _MOST_SHARES, MOST_WORK * (_MOST_TIMES if len(programs) > 1 else 1)
     )
-    if chosen is not None and (len(programs) == 1 or not shared[0].startswith(PART)):
+    alike = len({one.recorded_steps for one in programs}) == 1
+    alike &= len(programs) == 1 or shared[0].startswith(_AT_COLLECTIVE)
+    if chosen is not None and (alike or not shared[0].startswith(PART)):
         return [
             _cut(one, of_rank[chosen[0]], of_rank[chosen[-1]])
             for one, of_rank in zip(programs, rows, strict=True)

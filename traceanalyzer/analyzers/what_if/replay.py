@@ -116,12 +116,17 @@ class Replay(Result):
         count = sum(one.work.height for one in self.job.programs)
         return (None, not_drawn(count)) if count > MOST_DRAWN else (self.longest_path(), "")
 
-    def span_of_parts(self, names: Collection[str]) -> tuple[int, int] | None:
-        """Return when these parts of the run ran, on the clock of the file; None for steps."""
+    def spans_of_parts(self, names: Collection[str]) -> pl.DataFrame | None:
+        """Return when these parts of the run ran: owner, from, until; None for steps."""
         if not self.job.in_parts:
             return None
-        rows = self.job.programs[0].steps.filter(pl.col("step").is_in(names))
-        return rows["start"][0], rows["end"][-1]
+        return pl.concat(
+            one.steps.filter(pl.col("step").is_in(names)).select(
+                pl.col("start").min().alias("from"), pl.col("end").max().alias("until"),
+                owner=pl.lit(one.owner),
+            )
+            for one in self.job.programs
+        )  # fmt: skip
 
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
