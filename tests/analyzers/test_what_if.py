@@ -1011,6 +1011,33 @@ def with_collectives(rank: int, pieces: list[tuple[int, int, int]]) -> Trace:
     return trace(events, rank=rank, path=f"rank{rank}.json")
 
 
+@settings(max_examples=25, deadline=None)
+@given(RANKS)
+def test_no_change_of_several_ranks_makes_the_run_longer(
+    pieces: list[tuple[int, int, int]],
+) -> None:
+    """Collectives are in one order on all ranks; what is off the longest path gains nothing."""
+    alike = [(stream, then, 0) for stream, then, _ in pieces]
+    job = engine.job_of([measure(with_collectives(rank, alike)) for rank in range(3)])
+    before = engine.replay(job)
+
+    def whole_ns(weights: Any) -> float:
+        return float(max(one.end.max() for one in engine.replay(job, weights)))
+
+    base = whole_ns(job.weights)
+    parts = {"free": ("launches",)}, {"network": 2.0}, {"scale": (".=2",)}, {"no_wait": True}
+    for part in parts:
+        assert whole_ns(changes.changed(job, changes.Change(**part))) <= base + 1
+    path = longest_path(job, before).filter(kind="kernels")
+    on_path = [path.filter(program=number)["start"].to_list() for number in range(3)]
+    kept = [np.isin(one.start, starts) for one, starts in zip(before, on_path, strict=True)]
+    less = [
+        replace(one, duration=np.where(some, one.duration, 0.0))
+        for one, some in zip(job.weights, kept, strict=True)
+    ]
+    assert whole_ns(less) == pytest.approx(base, abs=1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(RANKS, st.sampled_from(("none", "launches", "waits", "together")))
 def test_the_compiled_loop_has_the_times_of_the_other_one(

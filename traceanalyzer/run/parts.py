@@ -282,8 +282,8 @@ def _simple(packed: bytes) -> pl.Series:
     name, stored, known = msgspec.msgpack.decode(packed, type=_Column)
     dtype = _SIMPLE.get(name) or pl.Enum(msgspec.json.decode(name, type=list[str]))
     if isinstance(stored, list) or isinstance(dtype, _LISTED):
-        known = {text: number for number, text in enumerate(dict.fromkeys(stored))}
-        return pl.Series([*known], dtype=dtype).gather([known[text] for text in stored])
+        place = {text: number for number, text in enumerate(dict.fromkeys(stored))}
+        return pl.Series([*place], dtype=dtype).gather([place[text] for text in stored])
     of_numpy = np.uint8 if dtype == pl.Boolean else name.lower()
     values = pl.Series(np.frombuffer(stored, of_numpy)).cast(dtype)
     if not known:

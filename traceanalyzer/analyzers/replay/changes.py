@@ -478,7 +478,8 @@ def _of_others(job: Job, part: str, times: Floats, chosen: npt.NDArray[np.bool_]
     usual = sums[~chosen | chosen.all()].mean(axis=0)
     factors = np.where(chosen[:, None] & (sums > 0), usual / np.maximum(sums, 1), 1.0)
     factors[:, alone] = 1.0
-    return factors.ravel()[cell]
+    of_rows: Floats = factors.ravel()[cell]
+    return of_rows
 
 
 # --- pipeline stages ---------------------------------------------------------------------------
