@@ -243,6 +243,15 @@ def test_error_after_growth_has_the_advice_of_growth(
     assert ("steady growth" in result.summary()) == is_growth
 
 
+@pytest.mark.parametrize("free", [MIB, 100 * GIB])
+def test_growth_with_room_on_the_device_met_a_limit(free: int, tmp_path: Path) -> None:
+    """As of set_per_process_memory_fraction."""
+    snapshot = training(8, leak=MIB).note("oom", free, MIB, MAIN, FORWARD)
+    (error,) = ta.memory_oom(snapshot.write(tmp_path / "x.pickle")).errors.to_dicts()
+    assert error["cause"] == "steady growth"
+    assert ("limit" in oom_causes.sentence(error)) == (free > MIB)
+
+
 @pytest.mark.parametrize(
     ("caller", "temporary", "cause"),
     [

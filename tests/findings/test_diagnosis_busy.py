@@ -80,6 +80,20 @@ def test_pointwise_kernels_between_product_and_softmax_are_attention() -> None:
     assert not judged("memory-bound-kernels", trace(launched(works))), "no time counts twice"
 
 
+def test_copies_and_masks_between_product_and_softmax_do_not_part_them() -> None:
+    """masked_fill copies the scores (a copy of the device, which is no kernel)."""
+    mask = "void at::native::triu_tril_kernel<bool, int, false, 8, false>(P)"
+    works = [("aten::bmm", GEMM, 300), ("aten::div", ADD, 50), ("aten::tril", mask, 5),
+             ("aten::copy_", "Memcpy DtoD (Device -> Device)", 30), ("aten::masked_fill_", ADD, 70),
+             ("aten::_softmax", SOFTMAX, 200), ("aten::bmm", GEMM, 100)]  # fmt: skip
+    events = [
+        event | {"kind": "gpu_memcpy" if event["name"].startswith("Memcpy") else event["kind"]}
+        for event in launched(works)
+    ]
+    (one,) = judged("unfused-attention", trace(events))
+    assert one.total_ns == (300 + 50 + 5 + 70 + 200 + 100) * US
+
+
 def test_only_time_in_steps_counts() -> None:
     """The first product runs before the step."""
     works = launched([("aten::mm", SGEMM, 200), ("aten::mm", SGEMM, 300), ("aten::mm", GEMM, 100)])

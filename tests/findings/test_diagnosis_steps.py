@@ -278,6 +278,46 @@ def test_a_step_that_only_evaluates() -> None:
     assert FORWARD_ONLY not in one.title
 
 
+@pytest.mark.parametrize("count", [4, 6])
+def test_half_of_the_steps_evaluate(count: int) -> None:
+    """The cost is the time above the other steps; the range is named, without the first step."""
+    events, begin = list[Event](), 0
+    for number in range(count + 1):
+        length = (60 if not number else 14 if number % 2 else 10) * MS
+        events += [step(number, begin, length), device("gemm", begin, 9 * MS)]
+        if number % 2 or not number:
+            events.append(host("user_annotation", "evaluate", begin + 10 * MS, 4 * MS))
+            events.append(device("gemm", begin + 10 * MS, length - 10 * MS))
+        begin += length
+    (one,) = judged("uneven-steps", trace(events))
+    assert one.total_ns == count // 2 * 4 * MS
+    assert "only slow steps run evaluate" in one.title
+
+
+def test_compilation_in_half_of_the_steps_is_one_finding() -> None:
+    """Its phases are one place; its layers, which run without data, are no evaluation."""
+    events, begin = list[Event](), 0
+    for number in range(5):
+        length = (90 if not number else 66 if number % 2 else 10) * MS
+        events += [step(number, begin, length), device("gemm", begin, 10 * MS)]
+        events.append(host("cpu_op", NODE, begin, MS))
+        phases = ("aot_trace_joint_graph", "fx_codegen_and_compile") if length > 10 * MS else ()
+        for n, phase in enumerate(phases):
+            at = begin + 10 * MS + n * 28 * MS
+            inner = host("cpu_op", "_compile.compile_inner (dynamo_timed)", at, 28 * MS)
+            events += [inner, host("cpu_op", f"{phase} (dynamo_timed)", at + US, 27 * MS)]
+            events += [host("cpu_op", "aten::linear", at + k * MS, US) for k in range(9)]
+        events += [host("cpu_op", "aten::linear", begin, MS // 2)]
+        begin += length
+    events.append(device("gemm", begin, MS))
+    found = ta.diagnose(trace(events)).findings
+    assert [(one.id, [effect.id for effect in one.effects]) for one in found] == [
+        ("host-code", ["uneven-steps"])
+    ]
+    assert "compile_inner" in found[0].title
+    assert "recompiles" in found[0].advice
+
+
 def test_annotations_without_an_end_run_no_code() -> None:
     """They would have all work that is launched after they begin."""
     more = [host("cuda_runtime", "cudaLaunchKernel", MS, US, correlation=1),

@@ -327,6 +327,29 @@ def test_anomaly_detection() -> None:
     check_wording(one.title, *one.evidence)
 
 
+def test_stacks_in_the_forward_pass_are_of_anomaly_detection() -> None:
+    """Before the nodes of each of 3 steps, 10 operators of 400 us with kernels of 10 us.
+
+    The last check of a step lasts until the first of these kernels.
+    """
+    events: list[dict[str, Any]] = []
+    for number in range(3):
+        at = number * 6 * MS
+        events.append(step(number, at, 6 * MS))
+        for begin in range(at, at + 4 * MS, 400 * US):
+            events.append(host("cpu_op", "aten::mm", begin, 390 * US))
+            events += launch("gemm", begin + 380 * US, 10 * US)
+        for begin in range(at + 4 * MS, at + 6 * MS, 100 * US):
+            events.append(host("cpu_op", f"{NODE}MmBackward0", begin, 90 * US))
+            events.append(host("cpu_op", "aten::isnan", begin + 5 * US, 10 * US))
+            events += [*launch("gemm", begin + US, 50 * US), *launch(ADD, begin + 52 * US, 5 * US)]
+            events.append(host("cuda_runtime", "cudaStreamSynchronize", begin + 60 * US, 28 * US))
+    recorded = trace(events)
+    (one,) = judged("anomaly-detection", recorded)
+    assert one.total_ns == pytest.approx((3 * (9 * 390 + 20 * 49) + 2 * 328) * US, rel=0.02)
+    assert [one.id for one in ta.diagnose(recorded).findings] == ["anomaly-detection"]
+
+
 def test_gradients_without_checks_are_no_anomaly_detection() -> None:
     assert not judged("anomaly-detection", checked_gradients(check=False))
 

@@ -194,6 +194,16 @@ def test_casts_are_a_warning_from_12_percent_on() -> None:
     assert not casting(50)
 
 
+@pytest.mark.parametrize(("others", "casts"), [(1, []), (6, [6])])
+def test_casts_within_unfused_attention_count_with_it(others: int, casts: list[int]) -> None:
+    cast, product = ("aten::copy_", COPY.format("float"), 200), (*GEMM[:2], 100)
+    softmax = ("aten::_softmax", "void softmax_warp_forward<float>()", 300)
+    batched = ("aten::bmm", *GEMM[1:])
+    found = judged(steps([batched, cast, softmax, cast, batched, *[product, cast] * others]))
+    ns = [round((one.cost_frac or 0) * (1500 + 300 * others)) for one in found]
+    assert ns == pytest.approx([200 * n for n in casts], rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("operator", "kernel", "us", "size"),
     [

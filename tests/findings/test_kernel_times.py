@@ -60,6 +60,19 @@ def test_difference_of_a_step(odd: dict[str, list[float]], why: str) -> None:
     assert difference.why == why
 
 
+@pytest.mark.parametrize(("more", "why"), [(1, LARGER_INPUTS), (30, MORE_KERNELS)])
+def test_other_tiles_for_larger_inputs_are_no_more_work(more: int, why: str) -> None:
+    """The library chooses other kernels: several, in place of one."""
+    step = kernels({}).filter(step="s5")["number"][0]
+    tiles = [(step, "s5", f"gemm_{n}", 5 + more * n, 3 * MS, 600 * US) for n in range(4)]
+    rows = kernels({}).filter((pl.col("step") != "s5") | (pl.col("kernel") != "gemm"))
+    others = pl.DataFrame(tiles, schema=rows.drop("blocks").schema, orient="row")
+    rows = pl.concat([rows, others.with_columns(blocks=pl.lit(None, pl.Int64))])
+    difference = compare(rows, "step", "s5", "in other steps")
+    assert difference is not None
+    assert difference.why == why
+
+
 @pytest.mark.parametrize(
     ("slower", "same_grid", "is_clock"),
     [

@@ -52,6 +52,8 @@ KNOWN = {
     "nvprof.txt": "==30905== NVPROF is profiling\n==30905== Profiling result:\n  Type  Time(%)\n",
     "nccl_tests.txt": "# nThread 1 nGpus 1 minBytes 8\n# out-of-place   in-place\n",
     "lightning.txt": "Profiler Report\n\n|  Action  |  Mean duration (s)  |  Num calls  |\n",
+    "advanced.txt": "FIT Profiler Report\nProfile stats for: [LightningModule]Net.forward\n",
+    "ncu.txt": "  gemm (2, 1, 1)\n    Section: GPU Speed Of Light Throughput\n",
     "oom.txt": "RuntimeError: CUDA out of memory. Tried to allocate 5.74 GiB (GPU 0)",
     "other.db": "SQLite format 3\0\x10\0\x02\x02\0",
     "twice.bin": "BZh91AY",

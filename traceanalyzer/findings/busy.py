@@ -200,7 +200,8 @@ _OF_XLA = (
     _ATTENTION_LEVELS,
     uses=("gpu_idle",),
 )
-def _unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
+def unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    """Yield attention by separate operators."""
     known, time = result.has_operators, answers.time
     parts = _attention(result, time)
     total = sum(parts.values())
@@ -481,7 +482,7 @@ def _unclaimed(result: Efficiency, answers: Answers) -> pl.DataFrame:
         rows = rows.filter(pl.col("precision") != "fp32")
     if is_found(_double_precision, answers):
         rows = rows.filter(pl.col("precision") != "fp64")
-    if is_found(_unfused_attention, answers):
+    if is_found(unfused_attention, answers):
         rows = rows.filter(~pl.col("operator").is_in(training.PRODUCTS))
     if is_found(_recomputed_activations, answers):
         once = 1 - pl.col("recomputed_calls") / pl.col("calls")
@@ -695,11 +696,12 @@ def _tensor_loop(_: Kernels, answers: Answers) -> Iterator[Measured]:
 )
 def _anomaly_detection(_: Kernels, answers: Answers) -> Iterator[Measured]:
     rows, time = answers.nan_checks, answers.time
-    total = int(rows["ns"].sum())
-    checks = len(rows.filter(pl.col("ns") > 0)) / max(time.windows.height, 1)
+    total, forward = (int(r["ns"].sum()) for r in (rows, rows.filter(name=training.FORWARD)))
+    checks = rows.filter(pl.col("ns") > 0)["name"].null_count() / max(time.windows.height, 1)
+    saves = f", and saves Python stacks in the forward pass ({time.text(forward)})" * bool(forward)
     yield Measured(
         title="Anomaly detection of autograd checks each gradient for NaN and waits for the "
-        f"result: {time.share(total)}.",
+        f"result{saves}: {time.share(total)}.",
         evidence=(f"{checks:,.0f} checks (aten::isnan in nodes of the backward pass) per step.",),
         advice="Switch torch.autograd.set_detect_anomaly (or detect_anomaly=True of the trainer) "
         "on only while you search for a NaN.",
@@ -726,9 +728,8 @@ _SELECTIVE = (
 def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measured]:
     work = of_purpose(result, training.RECOMPUTED, answers.time)
     total, time = int(work["ns"].sum()), answers.time
-    sums = work.group_by("name").agg(pl.col("ns").sum())
-    top = largest_first(sums, "ns", "name").head(_NAMED).iter_rows()
-    each = ", ".join(f"{name} ({time.text(ns)})" for name, ns in top)
+    top = largest_first(work.group_by("name").agg(pl.col("ns").sum()), "ns", "name")
+    each = ", ".join(f"{name} ({time.text(ns)})" for name, ns in top.head(_NAMED).iter_rows())
     peak, whole = answers.memory_use or (0, 0)
     room = f"{format_bytes(peak)} of {format_bytes(whole)} are reserved at the peak."
     is_full = bool(whole) and peak > _FULL * whole
@@ -751,7 +752,7 @@ def _recomputed_activations(result: Kernels, answers: Answers) -> Iterator[Measu
 
 
 RULES = (
-    _no_tensor_cores, _double_precision, _unfused_attention, memory_bound_kernels, separate_norms,
+    _no_tensor_cores, _double_precision, unfused_attention, memory_bound_kernels, separate_norms,
     _far_from_roof, _unaligned_products, _growing_copies, _unfused_optimizer, _tensor_loop,
     _anomaly_detection, _recomputed_activations,
 )  # fmt: skip

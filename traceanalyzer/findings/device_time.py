@@ -256,12 +256,18 @@ class DeviceTime(Basis):
         by_cause = self.losses.group_by(*keys, "cause").agg(ns=pl.col("lost_ns").sum())
         every = self.windows.select(keys).join(by_cause.select("cause").unique(), how="cross")
         of_step = every.join(by_cause, on=[*keys, "cause"], how="left", nulls_equal=True)
-        more = of_step.with_columns(pl.col("ns").fill_null(0)).with_columns(
-            over=(pl.col("ns") - usual).clip(0)
-        )
+        calm = whole.filter(pl.col("ns") <= _CALM * usual).select(*keys, calm=pl.lit(value=True))
+        rows = of_step.join(calm, on=keys, how="left", nulls_equal=True)
+        of_calm = pl.col("ns").filter("calm").median().over(*DEVICE, "cause")
+        more = rows.with_columns(pl.col("ns").fill_null(0))
+        more = more.with_columns(over=(pl.col("ns") - of_calm).clip(0))
         in_slow = more.join(slow.select(keys), on=keys, how="semi", nulls_equal=True)
         summed = pl.concat([slow.select("cause", "over"), in_slow.select("cause", "over")])
         return summed.group_by("cause").agg(grown_ns=pl.col("over").sum())
+
+
+#: Steps that take at most so many times the usual are not slow.
+_CALM = 1.1
 
 
 def device_time(

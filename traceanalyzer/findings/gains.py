@@ -41,13 +41,15 @@ EXPOSED_ID = "exposed-communication"
 _TRANSFERS = {EXPOSED_ID, "collective-outliers"}
 #: Rules about transfers that take too long.
 _OF_LINKS = {*_TRANSFERS, "slow-link", "slow-collectives", "repeated-reduction"}
+#: Rules about settings whose kernels and waits are gone without them.
+_SETTINGS = ("anomaly-detection", "kernel-tuning")
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
-_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, "kernel-tuning", "exposed-scheduler"} - {
+_IN_INTERVALS = {*RULE_OF.values(), EXPOSED_ID, *_SETTINGS, "exposed-scheduler"} - {
     "waiting-for-ranks", "pipeline-bubble", "unknown-idleness", "device-wait", "short-gaps",
 }  # fmt: skip
 #: Rules about kernels that one kernel, or none, could replace: what remains of their time.
 _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict.fromkeys(
-    ("anomaly-detection", "kernel-tuning"), 0.0
+    _SETTINGS, 0.0
 )
 #: Rules about slow kernels: their names, and how many times as fast they can be.
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}

@@ -9,11 +9,18 @@ import polars as pl
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
-from traceanalyzer.analyzers.common.kernel_names import ATTENTION, CONVOLUTION, GEMM, KV_CACHE
+from traceanalyzer.analyzers.common.kernel_names import CONVOLUTION, GEMM, KV_CACHE
 from traceanalyzer.analyzers.common.names import called_from, launched_by
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import AUTOTUNING, ONE_BY_ONE, SEARCH, TUNING, UPDATES
+from traceanalyzer.analyzers.kernels.training import (
+    ATTENTION,
+    AUTOTUNING,
+    ONE_BY_ONE,
+    SEARCH,
+    TUNING,
+    UPDATES,
+)  # fmt: skip
 from traceanalyzer.findings import busy
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
@@ -21,7 +28,9 @@ from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
-_USUAL = (GEMM, CONVOLUTION, ATTENTION, KV_CACHE, COMMUNICATION, "moe", "fft", "recurrent")
+_USUAL = (
+    GEMM, CONVOLUTION, kernel_names.ATTENTION, KV_CACHE, COMMUNICATION, "moe", "fft", "recurrent",
+)  # fmt: skip
 
 #: So few calls all may be as long.
 _FEW = 2
@@ -216,7 +225,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if not time.whole_ns:
         return
     yield from _matrix_updates(result, answers)
-    sums = kinds(result, time)
+    sums = kinds(result, time, without_attention=busy.is_found(busy.unfused_attention, answers))
     doubles = busy.double_in(result, time)["kernel"]
     pointwise = (busy.memory_bound_kernels, busy.separate_norms)
     if fused := any(busy.is_found(one, answers) for one in pointwise):
@@ -255,11 +264,11 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         )
 
 
-def kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False) -> pl.DataFrame:
     """Return the time and names of kernels by kind (what they do, else their name), longest first.
 
     Without kernels of usual families, one long call of several (a finding about that call), loops
-    with a kernel per tensor, and growing copies, which are findings, too.
+    with a kernel per tensor, growing copies and unfused attention, which are findings, too.
     """
     names = result.heaviest("name")
     together = [
@@ -283,6 +292,13 @@ def kinds(result: Kernels, time: DeviceTime) -> pl.DataFrame:
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
     )
+    if without_attention:
+        rows = of_purpose(result, ATTENTION, time).join(names, left_on="place", right_on="name")
+        counted = rows.group_by("kernel").agg(counted=pl.col("ns").sum(), calls=pl.len())
+        each = each.join(counted, on="kernel", how="left").with_columns(
+            pl.col("n") - pl.col("calls").fill_null(0),
+            pl.col("total_ns") - pl.col("counted").fill_null(0),
+        ).filter(pl.col("n") > 0, pl.col("total_ns") > 0)  # fmt: skip
     # nothing else that is cast is as large as logits, and is cast as often as there are losses
     mean, of_logits = pl.col("total_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
     is_cast = pl.col("kernel").str.contains(_CASTS) & (2 * mean >= mean.filter(of_logits).min())

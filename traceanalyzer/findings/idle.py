@@ -143,7 +143,9 @@ def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | No
 def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
     """Return the lost time of a cause, without that of loops, and with that of its copies."""
     losses = answers.time.of_cause(cause)
-    for spans in (answers.loops, answers.nan_checks) if cause in BETWEEN_LAUNCHES else ():
+    loops = (answers.loops,) if cause in BETWEEN_LAUNCHES else ()
+    checks = (answers.nan_checks,) if cause in (*BETWEEN_LAUNCHES, causes.HOST_CODE) else ()
+    for spans in (*loops, *checks):
         losses = losses.filter(~within(losses, spans)) if spans.height else losses
     if cause == causes.HOST_CODE and answers.reads_copies:
         return pl.concat([losses, answers.time.of_cause(causes.COPIES)])
@@ -240,7 +242,9 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
         return
     losses = time.warm_up.filter(pl.col("cause") == cause)
     total = int(losses["lost_ns"].sum())
-    if not total or not _is_set_up(cause, result):
+    later = time.of_cause(cause)
+    repeats = later["lost_ns"].sum() >= total and later["step"].n_unique() > 1
+    if not total or repeats or not _is_set_up(cause, result):
         return
     size = total / (time.whole_ns + time.warm_up_ns)
     steps = losses["step"].unique().sort()

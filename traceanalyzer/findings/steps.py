@@ -29,7 +29,7 @@ from traceanalyzer.analyzers.kernels.training import TUNING
 from traceanalyzer.analyzers.steps import engine
 from traceanalyzer.analyzers.steps.engine import EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, MOSTLY, SLOW
+from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, FORWARD_ONLY, MOSTLY, SLOW
 from traceanalyzer.findings import heavy_kernels
 from traceanalyzer.findings.busy import growing_copies, in_steps, is_found
 from traceanalyzer.findings.device_time import DEVICE, WORK, intervals_of
@@ -326,6 +326,8 @@ def _only_in(result: Steps, step: Mapping[str, Any]) -> pl.DataFrame:
     chance = only.filter(every, ~pl.col("usual_ns").is_null().any())
     only = chance if chance.height else only.filter(~every)
     code = only.filter(pl.col("kind").is_in(CODE))
+    named = code.filter(pl.col("name") != FORWARD_ONLY)  # the code that runs these passes
+    code = named if named.height else code
     return code if code.height else only
 
 

@@ -114,6 +114,11 @@ _KNOWN = (
         "pass its JSON: vllm bench serve --save-detailed (SGLang: --output-details)",
     ),
     (
+        rb"(?s).{0,4000}?\n    Section: GPU Speed Of Light",
+        "the text of Nsight Compute (ncu)",
+        "ncu --import REPORT --csv --page raw writes a table that is read",
+    ),
+    (
         rb"(?s).{0,4000}?==\d++== Profiling result:",
         "a summary printed by nvprof, which has sums and no times",
         "nsys profile, then nsys export --type sqlite, records what ran when",
@@ -124,7 +129,10 @@ _KNOWN = (
         "record the program: torch.profiler, or nsys profile and nsys export --type sqlite",
     ),
     (
-        rb"(?s).{0,4000}?\bAction\s++\|\s++(?:Mean duration \(s\)|Num calls)",
+        (
+            rb"(?s).{0,4000}?\bAction\s++\|\s++(?:Mean duration \(s\)|Num calls)"
+            rb"|FIT Profiler Report\s++Profile stats for: "
+        ),
         "a report of Lightning's profiler, which has sums and no times",
         'Trainer(profiler="pytorch") writes a timeline',
     ),

@@ -191,6 +191,9 @@ def _first_queued(trace: Trace) -> tuple[int, int] | None:
 
 #: Steps are of two groups from this ratio between the shortest slow and the longest fast one on.
 GROUP_FACTOR = 1.5
+#: Of at least so many steps half are slow if the two in the middle differ by more than this factor,
+#: and the fast ones by less.
+_LEAST_HALVES, _HALF_FACTOR = 4, 1.1
 
 
 def fast_ns(length: pl.Expr) -> pl.Expr:
@@ -207,8 +210,13 @@ def fast_ns(length: pl.Expr) -> pl.Expr:
 
 
 def usual_ns(length: pl.Expr) -> pl.Expr:
-    """Return the median; that of the fast steps if slow ones are more than half."""
-    return pl.coalesce(fast_ns(length), length.median())
+    """Return the median; that of the fast steps if slow ones are half of all or more."""
+    ordered, n = length.sort(), length.len()
+    first, last = ordered.first(), ordered.get((n - 1) // 2)
+    is_half = (n >= _LEAST_HALVES) & (last < _HALF_FACTOR * first)
+    is_half &= ordered.get(n // 2) > _HALF_FACTOR * last
+    of_half = pl.when(is_half).then(length.filter(length <= last).median())
+    return pl.coalesce(fast_ns(length), of_half, length.median())
 
 
 # --- warm-up ---------------------------------------------------------------------------------

@@ -93,6 +93,10 @@ class Difference:
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=clocks)
 
 
+#: Other kernels run for larger inputs if their number grows by less than this share of their time.
+_FEW_MORE = 0.25
+
+
 def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Difference | None:
     """Compare the kernels of one rank or step with those of the median one.
 
@@ -131,6 +135,8 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
         text = f"{top['kernel']} ({format_ns(top['total_ns'])}) does not run {who}"
         return Difference(MORE_KERNELS if key == "step" else OTHER_KERNELS, text)
     count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
+    if count / max(usual_count, 1) - 1 < _FEW_MORE * more / usual_ns:
+        return Difference(LARGER_INPUTS, f"kernels take longer than {who} (larger inputs)")
     text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
     return Difference(MORE_KERNELS, text)
 

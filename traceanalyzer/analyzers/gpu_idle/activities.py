@@ -474,7 +474,7 @@ def advice_on_host_code(one: Activity, program: Api, *, code: str, on_host: bool
     if one.pauses or one.rival:
         return _UNPAUSED[one.paused_by] if one.pauses else _OF_RIVAL.format(rival=one.rival)
     if one.in_autograd:
-        return _OF_AUTOGRAD
+        return causes.OF_COMPILED if one.after.startswith("triton_") else _OF_AUTOGRAD
     names = (one.place, one.called, one.frame)
     if text := next(filter(None, (_of_name(name, one, pytorch=pytorch) for name in names)), ""):
         return text

@@ -233,6 +233,11 @@ FEWER_OPERATORS = "Use fewer, larger operators (torch.compile, larger batches)."
 #: The same for all causes of lost time.
 LOSING = {**WAITING, EXPOSED: "exposed communication", COPIES: "exposed copies"}
 
+#: Advice on host code after a backward pass that torch.compile compiled.
+OF_COMPILED = (
+    "After a compiled backward pass the host passes gradients on and prepares the optimizer: "
+    "torch.compile optimizer.step, too, or capture the whole step (torch.cuda.graph)."
+)
 #: Advice on CUDA graphs of PyTorch.
 RECORD_ONCE = (
     'torch.compile(mode="reduce-overhead") records a graph for each new input shape: pad inputs to '

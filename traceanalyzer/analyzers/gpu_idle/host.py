@@ -296,6 +296,7 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame, slices: p
     api = api_of(trace)
     views = slices.filter(pl.col("name").is_in(matching(trace.names, [_VIEW])))
     are_slow = views.select((pl.col("end") - pl.col("start")).median() >= _SLOW_VIEW_NS).item()
+    compiles = matching(trace.names, [causes.MAKES_CODE[1]])  # then operators run in Python
     return replace(
         api,
         pytorch=bool(matching(trace.names, [OF_PYTORCH])),
@@ -309,7 +310,7 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame, slices: p
         ),
         replays=2 * launched["start"].n_unique() < launched.height
         and bool(matching(trace.names, [GRAPH_LAUNCH])),
-        slow_host=views.height >= _MANY_VIEWS and bool(are_slow),
+        slow_host=len(views) >= _MANY_VIEWS and bool(are_slow) and not compiles,
     )
 
 
@@ -338,8 +339,7 @@ def until_end(rows: pl.DataFrame, end: int | None) -> pl.DataFrame:
     """Return rows with start and end up to the end of a truncated recording."""
     if end is None:
         return rows
-    begun = rows.filter(pl.col("start") < end)
-    return begun.with_columns(end=pl.min_horizontal("end", pl.lit(end)))
+    return rows.filter(pl.col("start") < end).with_columns(pl.col("end").clip(upper_bound=end))
 
 
 def _overhead(

@@ -15,7 +15,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.analyzers.common import host_code, kernel_names
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, device_work
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY, device_work
 from traceanalyzer.analyzers.common.kernel_names import (
     COPY,
     ELEMENTWISE,
@@ -40,6 +40,8 @@ from traceanalyzer.vocabulary import CUDA_CALLS
 ONE_BY_ONE, RECOMPUTED, REPEATED = "one by one", "recomputed", "repeated reduction"
 GRADIENTS, ALL_REDUCE = "reduction", "all_reduce"
 ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
+#: What anomaly detection does before backward passes.
+FORWARD = "forward"
 UPDATES, EXTENDED, NORM = "matrix updates", "extended tensor", "norm by operators"
 SLOWED = "slowed by collectives"
 
@@ -150,12 +152,12 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         number of passes.
         :data:`ATTENTION`: kernels of :data:`SOFTMAX` and :data:`PRODUCTS`, and pointwise kernels
         between them (:data:`BETWEEN`), if both kinds were called; where other attention is fused,
-        only runs of them with a softmax and two products. name is the operator, call is 1 within
-        PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`. :data:`TUNING`:
-        from the allocation before the first kernel of one search for the fastest kernel to the
-        last one, the chosen kernel at work; name is
-        :data:`AUTOTUNING` or :data:`SEARCH`. :data:`UPDATES`: compute of optimizer steps
-        that mostly multiply matrices; place is the range, call is 1 if collectives run in it.
+        only runs of them with a softmax and two products. name is the operator, place the kernel,
+        call is 1 within PyTorch's attention, otherwise 0. Without operators, see :data:`KERNELS`.
+        :data:`TUNING`: from the allocation before the first kernel of one search for the fastest
+        kernel to the last one, the chosen kernel at work; name is :data:`AUTOTUNING`
+        or :data:`SEARCH`. :data:`UPDATES`: compute of optimizer steps that mostly multiply
+        matrices; place is the range, call is 1 if collectives run in it.
         :data:`EXTENDED`: copies of a tensor by :data:`JOIN` to add little to it, and to the result.
         :data:`NORM`: kernels of an RMS norm by separate operators, forward and backward, without
         the first one of each, which reads and writes every value once, as a fused one does; place
@@ -181,7 +183,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _reductions(trace, work, calls, nodes, steps),
         _attention(trace, work, calls, names),
         _tuning(trace, work, calls, names),
-        _nan_checks(work, calls, _ranges(trace, names, _IS_NAN), nodes),
+        _nan_checks(work, calls, _ranges(trace, names, _IS_NAN), nodes, steps),
         _matrix_updates(work, calls, nodes, steps),
         _extending(trace, work, calls),
         _norms(trace, work, calls, nodes),
@@ -423,9 +425,13 @@ def _tuning(
 
 
 def _nan_checks(
-    work: pl.DataFrame, calls: pl.DataFrame, checks: pl.DataFrame, nodes: pl.DataFrame
-) -> pl.DataFrame:
-    """Spans from the check of a gradient for NaN at the end of a node to the work after it."""
+    work: pl.DataFrame, calls: pl.DataFrame, checks: pl.DataFrame, nodes: pl.DataFrame,
+    steps: pl.DataFrame,
+) -> pl.DataFrame:  # fmt: skip
+    """Spans from the check of a gradient for NaN at the end of a node to the work after it.
+
+    In the forward pass, where each operator saves its Python stack: the time between its work.
+    """
     rows = linking.enclosing(checks.rename({"start": "ts"}), nodes, _THREAD).drop_nulls("slice")
     if rows.height < _LEAST_CHECKED * max(nodes.height, 1):
         return _NONE
@@ -438,7 +444,19 @@ def _nan_checks(
     after = pl.col("start").shift(-1).over(lane)
     rows = placed.with_columns(end=pl.max_horizontal("end", after)).drop_nulls("call")
     spans = rows.group_by("device", "call").agg(pl.col("start").min(), pl.col("end").max())
-    return spans.sort("device", "start").with_columns(purpose=pl.lit(NAN_CHECK), name=None)
+    spans = spans.select("device", "start", "end", "call", name=None)
+    others = pl.concat([nodes, steps]).sort("start")
+    forward = calls.filter(linking.enclosing(calls, others, _THREAD)["slice"].is_null())
+    rows = work.with_row_index("work").sort("device", "start").with_columns(
+        start=pl.col("end").cum_max().shift().over("device"), end="start",
+        name=pl.col("work").is_in(forward["work"].implode()),
+    )  # fmt: skip
+    between = (
+        pl.col("name") & pl.col("name").shift().over("device") & (pl.col("start") < pl.col("end"))
+    )
+    rows = rows.filter(between).select("device", "start", "end", call=-1, name=pl.lit(FORWARD))
+    spans = pl.concat([spans, rows], how="vertical_relaxed").sort("device", "start")
+    return spans.with_columns(purpose=pl.lit(NAN_CHECK))
 
 
 def _containing(ranges: pl.DataFrame, inner: pl.DataFrame) -> pl.DataFrame:
@@ -470,12 +488,14 @@ def _attention(
     placed = calls.join(each, on="work", maintain_order="left")
     math = linking.label_by_interval(placed, _ranges(trace, names, _MATH), _THREAD)["interval"]
     rows = work[placed["work"]].with_columns(
-        placed["name"], math.is_not_null().alias("call"), purpose=pl.lit(ATTENTION)
-    )
+        placed["name"], math.is_not_null().alias("call"),
+        purpose=pl.lit(ATTENTION), place="name", of_tensor=None,
+    )  # fmt: skip
     return rows.filter(pl.col("work_kind") == COMPUTE)
 
 
-#: Name of the kernels that scale, mask and drop scores.
+#: Name of the kernels that scale, mask and drop scores, and kernels that make a mask.
+_MASK = "triu_tril|tril_kernel|triu_kernel"
 BETWEEN = "pointwise kernels between them"
 
 
@@ -506,19 +526,23 @@ def _attention_kernels(work: pl.DataFrame) -> pl.DataFrame:
     of_code = {ord(letter): name for letter, name in _NAMES.items()}
     name = pl.col("code").replace_strict(of_code, default=None, return_dtype=pl.String)
     purpose = pl.lit(ATTENTION)
-    return _shaped(pl.concat(found).with_columns(name=name, call=0, purpose=purpose))
+    rows = pl.concat(found).with_columns(name=name, place="name", of_tensor=None, call=0)
+    return _shaped(rows.with_columns(purpose=purpose))
 
 
 def _with_pointwise(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame) -> pl.DataFrame:
     """Add ``name`` of softmax and products to the launches in order, and ``pointwise``.
 
-    Reductions count as pointwise: logsumexp, or the maximum that a softmax by hand subtracts.
+    Reductions count as pointwise: logsumexp, or the maximum that a softmax by hand subtracts. So
+    do copies and memsets, which masked_fill and products need.
     """
     rows = calls.join(named, on="work", how="left").sort(*_THREAD, "ts", "work")
     kernels = work["name"][rows["work"]].cast(pl.String)
     of_name = families_of(kernels.unique().drop_nulls())
     pointwise = [name for name, one in of_name.items() if one in (ELEMENTWISE, COPY, "reduce")]
-    return rows.with_columns(pointwise=kernels.is_in(pointwise) & rows["name"].is_null())
+    pointwise += matching(of_name, [_MASK])
+    passed = kernels.is_in(pointwise) | (work["work_kind"][rows["work"]] == MEMORY)
+    return rows.with_columns(pointwise=passed & rows["name"].is_null())
 
 
 def _in_runs(rows: pl.DataFrame) -> pl.DataFrame:

@@ -113,19 +113,25 @@ def _is_outside(at: Situation) -> bool:
     return at.outside > 0 and at.outside >= max(_OUTSIDE_FRAC * at.capacity, at.missing)
 
 
+_LIMITED = "a memory limit, or memory freed after the error; the device had room."
+
+
 def sentence(row: Mapping[str, Any]) -> str:
     """Return the cause of a row of errors as a sentence."""
     match row["cause"]:
         case "fragmentation":
             return "Cause: fragmentation: the free memory would be enough if it were contiguous."
         case "limit":
-            return "Cause: a memory limit, or memory freed after the error; the device had room."
+            return f"Cause: {_LIMITED}"
         case "another pool or stream":
             return "Cause: the free memory belongs to another pool or stream."
         case "outside PyTorch":
             return f"Cause: {format_bytes(row['outside_bytes'])} used outside PyTorch."
         case "steady growth":
-            return "Cause: steady growth: without it, the request would fit."
+            least = segment_size(row["request_bytes"] or 0, expandable=True)
+            had_room = (row["device_free_bytes"] or 0) >= least
+            limit = f" It met {_LIMITED}" * had_room
+            return f"Cause: steady growth: without it, the request would fit.{limit}"
         case "real demand":
             missing = row["missing_bytes"]
             more = (

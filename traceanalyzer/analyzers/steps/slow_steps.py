@@ -65,8 +65,9 @@ def only_slow(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     """
     each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
     length = pl.col("end") - pl.col("start")
-    over = length - length.median()
-    slow = each.with_columns(over=over).filter(length > SLOW * length.median())
+    each = each.filter(~device_steps.is_warm_up(each, ()))
+    usual_ns = device_steps.usual_ns(length)
+    slow = each.with_columns(over=length - usual_ns).filter(length > SLOW * usual_ns)
     each = each.select("step", start="host_start", end="host_end")
     if slow.is_empty() or 2 * slow.height > each.height:
         return pl.DataFrame(schema=_SCHEMA)
@@ -110,9 +111,10 @@ def only_slow(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
 
 
 def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Remove operators and calls that mostly wait for the device: its work is what takes long.
+    """Remove operators, calls and built-in functions that mostly wait for the device.
 
-    Named parts of the program, such as autotuning, are kept: they may wait for their own work.
+    Its work is what takes long. Named parts of the program, such as autotuning, are kept: they may
+    wait for their own work.
 
     Args:
         rows: step, kind, name, ``total_ns``.
@@ -127,7 +129,8 @@ def _without_waiting(rows: pl.DataFrame, spans: pl.DataFrame, trace: Trace) -> p
     of_rows = spans.join(rows, on=("step", "name"), how="semi")
     waiting = intervals.overlap_with(of_rows, waits).group_by("step", "name")
     sums = waiting.agg(waited_ns=pl.col("overlap").sum())
-    is_operator = of_kinds(vocabulary.LAUNCH_KINDS) | pl.col("name").str.contains(OPERATOR)
+    is_call = pl.col("name").str.contains(rf"{OPERATOR}|^<built-in ")
+    is_operator = of_kinds(vocabulary.LAUNCH_KINDS) | is_call
     mostly_waits = 2 * pl.col("waited_ns") > pl.col("total_ns")
     joined = rows.join(sums, on=("step", "name"), how="left", maintain_order="left")
     return joined.filter(~(is_operator & mostly_waits.fill_null(value=False)))
