@@ -81,6 +81,30 @@ def test_lines_that_load_batches_count_once(tmp_path: Path) -> None:
     assert not any("data.py:7" in one.title for one in others)
 
 
+@pytest.mark.parametrize(
+    ("wait", "pins", "advice"),
+    [
+        ("_get_data ({}:1432);get (queue.py:171);wait (threading.py:327)", 70, "pinned"),
+        ("_get_data ({}:1432);get (queue.py:171);wait (threading.py:327)", 0, "num_workers"),
+        ("_X._get_data ({0}:1448);_try_get_data ({0}:9);select (selectors.py:4)", 0, "num_workers"),
+    ],
+)
+def test_main_thread_waits_for_the_loader(
+    tmp_path: Path, wait: str, pins: int, advice: str
+) -> None:
+    """The samples of the thread that pins memory do not count."""
+    data, boot = "torch/utils/data", "_bootstrap (threading.py:1002)"
+    path = sampled(
+        tmp_path, f"thread (1): MainThread;{MAIN}{wait.format(f'{data}/dataloader.py')} 40",
+        f"thread (1): MainThread;{MAIN}train (/home/u/run.py:20) 60",
+        f"thread (2): P;{boot};pin_memory ({data}/_utils/pin_memory.py:64) {pins}",
+    )  # fmt: skip
+    report = ta.py_spy_report(path)
+    (one,) = (one for one in measurements("hot-line", report) if "data loader" in one.title)
+    assert one.size == report.loader_wait_frac == 0.4
+    assert advice in one.advice
+
+
 def test_equal_stacks_of_speedscope_are_one_row(tmp_path: Path, shared: Path) -> None:
     frames = [{"name": name, "file": "/home/u/model.py", "line": 3} for name in "ab"]
     profile = {"type": "sampled", "name": "x", "unit": "seconds", "startValue": 0, "endValue": 9,

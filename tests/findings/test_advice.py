@@ -592,6 +592,12 @@ def test_optimizer_on_the_cpu(n: int, call: str) -> None:
     assert ".item()" not in one.advice
 
 
+def test_function_of_an_optimizer_that_launches_kernels_is_not_on_the_cpu() -> None:
+    place = "megatron/optimizer/clip_grads.py(112): count_zeros_fp32"
+    after = {"reduce_kernel<512>": False, "Memcpy DtoH (Device -> Pinned)": True, "": True}
+    assert {one: Activity(place=place, after=one).steps_on_cpu for one in after} == after
+
+
 @pytest.mark.parametrize(
     ("operator", "call", "part"),
     [

@@ -7,10 +7,11 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import called_in, frame_text
+from traceanalyzer.analyzers.common.own_lines import BACKGROUND, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.info.compute import Info
-from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, LeafPaths, by_line
+from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths, by_line
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings import memory, straggling
 from traceanalyzer.findings.rule import Answers, Measured, rule
@@ -117,10 +118,11 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     idle = result.total_samples - running
     yield from _loading(result)
     of = "samples that run code" if idle else "samples"
-    loading = result.loader_wait_frac
+    loading, is_alone = result.loader_wait_frac, (result.processes["role"] == MAIN).all()
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
-    ) * (loading >= _WAITS)
+    ) * (loading >= _WAITS and not is_alone)
+    yield from _waiting(result) if is_alone and loading else ()
     rest_rows = counted
     for column, pattern, what, advice in _KINDS:
         is_kind = pl.col(column).str.contains(pattern).fill_null(value=False)
@@ -192,6 +194,32 @@ def _loading(result: LeafPaths) -> Iterator[Measured]:
             advice=f"Load them in workers while the GPU works: DataLoader(num_workers=4).{once}",
             of="samples",
         )
+
+
+def _waiting(result: LeafPaths) -> Iterator[Measured]:
+    """Yield the samples in which the main thread waits for workers, which were not recorded."""
+    waits = result.activities.row(by_predicate=pl.col("activity") == LOADER, named=True)
+    in_background = result.paths.filter(pl.col("doing") == BACKGROUND)
+    pins = in_background.filter(pl.col("path").str.contains(_PIN_THREAD))["samples"].sum()
+    yield Measured(
+        size=result.loader_wait_frac,
+        title=f"The main thread waits for the data loader in {format_frac(result.loader_wait_frac)}"
+        f" of its samples{f', at {place}' if (place := waits['place']) else ''}.",
+        advice=_PINS if 2 * pins > waits["samples"] else _SLOW_WORKERS,
+        of="samples of the main thread",
+    )
+
+
+#: The thread of PyTorch's DataLoader that pins memory.
+_PIN_THREAD = r"_utils[/\\]pin_memory\.py$"
+_PINS = (
+    "Meanwhile the thread that copies batches to pinned memory is busy: return fewer bytes (uint8, "
+    "converted on the GPU) and fewer tensors per batch, or use pin_memory=False."
+)
+_SLOW_WORKERS = (
+    "Use more workers (num_workers) with cheaper code in the data set. py-spy record "
+    "--subprocesses shows what the workers do."
+)
 
 
 def _summed(
@@ -274,8 +302,8 @@ _MAYBE_NATIVE = (
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
 
-#: Advice by what is below a line, ``file: function``: environments of reinforcement learning, and
-#: threads of OpenMP that spin.
+#: Advice by what is below a line, ``file: function``: environments of reinforcement learning,
+#: threads of OpenMP that spin, starts of processes, and writes.
 _BELOW = {
     r"^(?:gymnasium|gym|mujoco|pybullet|dm_control)[/\\]": (
         "Step the environments in several processes (SubprocVecEnv of Stable-Baselines3, "
@@ -284,6 +312,11 @@ _BELOW = {
     r": (?:do_spin|do_wait|gomp_\w*(?:barrier|wait)\w*|__?kmpc?_\w*(?:barrier|wait|fork)\w*)": (
         "Threads of OpenMP wait for each other there: use as many as the process has CPUs "
         "(OMP_NUM_THREADS, torch.set_num_threads; a container may have fewer than the node)."
+    ),
+    r"^multiprocessing[/\\](?:reduction\.py: dump|spawn\.py: _?main)$": (
+        "Each process that is started gets a pickled copy of its arguments, such as the data set: "
+        "start workers once (DataLoader(persistent_workers=True)), by fork, or with a small data "
+        "set that reads its files in the workers."
     ),
     r"^(?:json[/\\](?:encoder|__init__\.py: dump)|(?:csv|pickle|logging[/\\]\w+)\.py)"
     r"|: (?:\w+\.)*(?:f(?:data)?sync|flush|dumps?|write(?:lines?|rows?)?)$": (

@@ -24,6 +24,10 @@ NO_FRAME = "has no Python frame"
 RUNS, RUNS_OTHER, IDLE = "runs own code", "runs other code", "idle threads"
 #: What threads without own code do, beside those with some: savers, loaders, servers of libraries.
 BACKGROUND = "runs in background threads"
+#: What the main thread does while it has no batch.
+LOADER = "waits for the data loader"
+_LOADER_CODE = r"[/\\]utils[/\\]data[/\\]"
+_NEXT_BATCH = r"dataloader\.py: (?:\w+\.)*(?:__next__|_next_data|_(?:try_)?get_data)$"
 #: Shorter than in findings.
 _DATA = "waits for data"
 
@@ -90,7 +94,7 @@ def doing(
 
     Null for code that runs, but in background threads (a mask of the samples). A sample waits if
     its innermost function does, or the innermost one that is not native; below a wait for another
-    process, it is that wait.
+    process or for a batch of PyTorch's workers, it is that wait.
     """
     texts = tree.texts.select(pl.col("name").fill_null(""), "file").rows()
     waits = pl.Series([wait_of(*frame) for frame in texts], dtype=pl.String)
@@ -100,7 +104,13 @@ def doing(
     begins = imports(tree.texts, _is_own_code(tree), tree.parent, tree.frame)
     inside = at(stack_weights.nearest(tree.parent, begins), node) != stack_weights.ROOT
     joins = tree.on_stack((waits == PROCESS).fill_null(value=False).to_numpy(), node)
-    rows = pl.DataFrame({"alone": alone, "above": above, "imports": inside, "joins": joins})
+    code = pl.Series([f"{file}: {name}" for name, file in texts], dtype=pl.String)
+    of_loader = code.str.contains(_LOADER_CODE).to_numpy()[tree.frame]
+    loader = at(tree.frame, at(stack_weights.nearest(tree.parent, of_loader), node))
+    loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)
+    rows = pl.DataFrame(
+        {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads}
+    )
     apart = np.zeros(len(node), np.bool_) if background is None else background
     wait = pl.coalesce("alone", "above")
     return rows.select(
@@ -112,6 +122,8 @@ def doing(
         .then(pl.lit(LOCK))
         .when(pl.col("joins") & wait.is_not_null())
         .then(pl.lit(PROCESS))
+        .when(pl.col("loads") & wait.is_not_null())
+        .then(pl.lit(LOADER))
         .when(pl.Series(apart) & wait.is_null())
         .then(pl.lit(BACKGROUND))
         .otherwise(wait)

@@ -151,8 +151,10 @@ class Activity:
 
     @property
     def steps_on_cpu(self) -> bool:
-        """Whether it is an optimizer step that launches nothing: its parameters are on the CPU."""
-        return self.part == OPTIMIZER and (self.is_operator or not self.phase)
+        """Whether it is an optimizer step without kernels: its parameters are on the CPU."""
+        after_kernel = self.after and not re.search("(?i)cpy|copy", self.after)
+        launches = self.phase or (after_kernel and not self.range)
+        return self.part == OPTIMIZER and (self.is_operator or not launches)
 
     @property
     def runs_python(self) -> bool:
@@ -595,8 +597,7 @@ def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
 
 def advice_on_wait(one: Activity) -> str:
     """Return the change that fits a wait of the host."""
-    caller = one.called or one.frame
-    if one.wait == DATA and _LOGS.search(caller):
+    if one.wait == DATA and _LOGS.search(caller := one.called or one.frame):
         line = f" ({one.line})" if one.line not in ("", frame_text(caller)) else ""
         return (
             f"{frame_text(caller)} waits for a reply{line}: call it less often, or from another "
@@ -740,12 +741,8 @@ FREES = {
 def advice_on_stream_wait(gaps: pl.DataFrame) -> str:
     """Return advice for gaps in which the stream waits; empty if what it waits for is unknown."""
     call = main_place(gaps, "waits_for")[0]
-    if not call:
-        return ""
-    return (
-        f"{call} makes the stream wait: wait only for the event of the work that is needed, or "
-        "launch that work earlier."
-    )
+    text = f"{call} makes the stream wait: wait only for the event of the work that is needed, or "
+    return f"{text}launch that work earlier." if call else ""
 
 
 def advice_on_files(place: str, *, pytorch: bool) -> str:

@@ -89,14 +89,13 @@ class LeafPaths(Result):
 
     @property
     def loader_wait_frac(self) -> float:
-        """Share of the main process that waits for workers of its data loader; 0 without some."""
+        """Share of the main process, without threads in the background, that waits for a batch."""
         is_main = self.processes["role"] == MAIN
         whole = float(self.processes.filter(is_main)["samples"].sum())
-        if is_main.all() or not whole:
-            return 0.0
-        of_loader = pl.col("calls").str.contains(r"(?i)data_?loader")
-        rows = self.activities.filter(pl.col("activity").str.starts_with("waits"), of_loader)
-        return min(float((rows["samples"] * rows["place_frac"]).sum()) / whole, 1.0)
+        times = {row["activity"]: row["samples"] for row in self.activities.iter_rows(named=True)}
+        if is_main.all():
+            whole -= times.get(own_lines.BACKGROUND, 0) + times.get(own_lines.IDLE, 0)
+        return min(float(times.get(own_lines.LOADER, 0)) / (whole or 1), 1.0)
 
     def view(self) -> View:
         """Build the view: sums or paths if requested, else lines; processes of several."""
