@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import polars as pl
 
@@ -23,6 +24,7 @@ from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
 from traceanalyzer.analyzers.replay.engine import Weights
+from traceanalyzer.analyzers.replay.profiler import UNPROFILED
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
@@ -80,6 +82,8 @@ class Gains:
         error_frac: relative error of the replay without a change; None if nothing was replayed.
         why: why nothing was replayed.
         sampled: which steps are replayed; empty if all are.
+        unprofiled_frac: step time without the profiler as a share of the recorded one; gains are
+            of the steps without it.
     """
 
     findings: tuple[Finding, ...]
@@ -89,6 +93,7 @@ class Gains:
     error_frac: float | None = None
     why: str = ""
     sampled: str = ""
+    unprofiled_frac: float = 1.0
 
 
 def with_gains(
@@ -110,7 +115,7 @@ def with_gains(
     time = replace(time, windows=_of_process(time.windows, replay))
     if not _is_complete(replay, time):
         return Gains(bounds, why="not all ranks can be replayed")
-    step_ns = time.whole_ns / time.windows.height
+    step_ns = time.whole_ns / time.windows.height * replay.unprofiled_frac
     counted = _counted(replay, time, replay.job.step_names[1:])
     kept, without, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
@@ -122,7 +127,7 @@ def with_gains(
             continue
         more += (factor - 1) * frac
         frac *= factor
-        cost = one.cost_frac or 0.0
+        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
         off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
@@ -144,7 +149,7 @@ def with_gains(
         together = max(_share(removed, replay, counted) + more - beyond, largest)
     return Gains(
         tuple(kept), tuple(without), together * step_ns, together, replay.error_frac,
-        sampled=replay.job.sampled,
+        sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
     )  # fmt: skip
 
 
@@ -274,7 +279,8 @@ def _share(
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
     ends = dict(time.windows.group_by(OWNER).agg(pl.col("end").max()).iter_rows())
     lost = _lost(() if ahead else findings, _IN_INTERVALS)
-    return min(replay.gain_ns(weights, ends, lost) / max(counted), 1.0)
+    whole_ns = max(counted) * replay.unprofiled_frac
+    return min(replay.gain_ns(weights, ends, lost) / whole_ns, 1.0)
 
 
 def _lost(findings: Collection[Finding], ids: Collection[str]) -> pl.DataFrame:
@@ -326,12 +332,14 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     error = format_frac(abs(gains.error_frac))
     meaning = f"Gain: how much shorter a {step} would be without the cause, by a replay of the run"
     texts = [f"{meaning} (unchanged, it differs from the recording by {error}; see what-if)."]
+    if gains.unprofiled_frac < 1:
+        texts.append(UNPROFILED)
     if gains.sampled:
         texts.append(
             f"Gains are those of {gains.sampled}, times the lost time of all steps / that of these "
             "steps: there is more device work than diagnose replays."
         )
-    larger = {one.id for one in replayed if (one.gain_frac or 0) > (one.cost_frac or 1)}
+    larger = {one.id for one in replayed if (one.gain_ns or 0) > (one.cost_ns or inf)}
     reasons = {
         "the cost is the mean of all GPUs, but a step ends with the slowest one":
             time.windows.n_unique(DEVICE) > 1,

@@ -58,7 +58,7 @@ from traceanalyzer.findings.result import (
 )
 from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, WITH_WARM_UP, Answers, Measured, Rule
 from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
-from traceanalyzer.units import format_count, format_ns, one_of
+from traceanalyzer.units import format_count, format_frac, format_ns, one_of
 
 RULES: tuple[Rule, ...] = (
     *communication.RULES,
@@ -143,7 +143,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined, answers),
-        about=", ".join(filter(None, (one(examined.results) for one in (described, peak_memory)))),
+        about=", ".join(filter(None, _about(examined, found))),
         timeline=None if little else _timeline(examined, found.findings),
         instead=_of_text_only(examined),
         little=little,
@@ -154,6 +154,14 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
             *examined.notes,
         ),
     )
+
+
+def _about(examined: Examination, found: gains.Gains) -> Iterator[str]:
+    """Yield what was recorded, and how much of it is the profiler's."""
+    yield described(examined.results)
+    if found.unprofiled_frac < 1:
+        yield f"about {format_frac(1 - found.unprofiled_frac)} shorter without the profiler"
+    yield peak_memory(examined.results)
 
 
 def _checks(

@@ -30,6 +30,8 @@ MOST_ERROR = 0.1
 _OF_WORKERS, _LONG_WAIT = "_MultiProcessingDataLoaderIter", 0.1
 #: So often waits for batches are corrected, until they are as exact as this.
 _ROUNDS, _EXACT_NS = 4, 1_000
+#: A profiler that takes a smaller share of the steps does not matter.
+_PROFILED = 0.01
 #: Fewer steps are measured as one: the first one begins with the recording.
 _LEAST_STEPS = 3
 
@@ -729,6 +731,22 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
             "so it does not show what the run waited for"
         )
     return times, error
+
+
+def unprofiled(job: Job, unchanged: list[Times]) -> tuple[Job, list[Times]]:
+    """Return the job and its replay without the time that the profiler takes of the host.
+
+    They are those given if the profiler takes less than 1 % of the steps; see :mod:`.profiler`.
+    """
+    taken = [one.calls["profiler_ns"].to_numpy() for one in job.programs]
+    if not any(one.any() for one in taken):
+        return job, unchanged
+    each = zip(job.weights, taken, strict=True)
+    weights = tuple(replace(one, launch=np.maximum(one.launch - ns, 0.0)) for one, ns in each)
+    without = replace(job, weights=weights)
+    times = replay(without, weights)
+    before, after = (sum(step_times(job, [one.end for one in run])) for run in (unchanged, times))
+    return (without, times) if after < (1 - _PROFILED) * before else (job, unchanged)
 
 
 def between_streams(job: Job) -> pl.Series:

@@ -23,7 +23,7 @@ from traceanalyzer.analyzers.common.names import distinct, mapped, matching, nam
 from traceanalyzer.analyzers.common.replays import captures
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import computing, launch_time
-from traceanalyzer.analyzers.replay import host
+from traceanalyzer.analyzers.replay import host, profiler
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting
@@ -100,7 +100,7 @@ class Program(clocks.Origin):
         calls: host calls that launch device work or wait for it, in order: name, start, end; thread
             (threads that launch kernels count as one), loader_ns, launch_ns, code_ns: the time
             since the previous call of the thread in the data loader, in operators and calls, in
-            other code; call_ns, the time in the call without waiting, and while a graph is
+            other code; profiler_ns, the part of launch_ns that the profiler takes; call_ns, the time in the call without waiting, and while a graph is
             captured; tail_ns, from the end of the work that the call waits for to the end of the
             call; kind: ``synchronise``, ``allocate``, ``copy``, ``queue``, ``collective``, ``run``
             (an operator, without devices), ``pause`` (after it the thread waits, without a recorded
@@ -187,6 +187,7 @@ def measure(
     collectives = communication(trace)
     steps = device_steps.device_steps(trace) if steps is None else steps
     calls = _calls(trace, launched_by, collectives, steps)
+    calls = calls.with_columns(profiler_ns=profiler.share_ns(trace, calls))
     order, call = _launch_order(calls, work, launched_by)
     work, call = work[order], call[order]
     launched_at = calls["start"].gather(pl.Series(call).replace(-1, None))

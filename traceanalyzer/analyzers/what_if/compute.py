@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.critical_path import inferred_waits, of_sample
 from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.changes import NO_GAIN, Change
 from traceanalyzer.analyzers.replay.engine import Job, Times, Weights
+from traceanalyzer.analyzers.replay.profiler import UNPROFILED
 from traceanalyzer.analyzers.replay.program import Floats, Program
 from traceanalyzer.analyzers.what_if import Options
 from traceanalyzer.analyzers.what_if.schedule import Schedule, schedule
@@ -67,8 +68,10 @@ class WhatIf(Result):
         ranks: number of ranks.
         kernels: number of kernels and copies.
         recorded_ns: mean step time as recorded.
-        replayed_ns: mean step time, replayed without a change.
-        error_frac: replayed_ns / recorded_ns - 1.
+        replayed_ns: mean step time, replayed without a change, and without the time that the
+            profiler takes of the host.
+        error_frac: relative error of the step time of the replay with the profiler.
+        profiled: the profiler takes time of the steps.
         start_error_ns: median difference of the starts of device work.
         start_error_p95_ns: 95th percentile of that difference.
         edges: number of waits of a stream for another one.
@@ -101,6 +104,7 @@ class WhatIf(Result):
     recorded_ns: float
     replayed_ns: float
     error_frac: float
+    profiled: bool
     start_error_ns: float
     start_error_p95_ns: float
     edges: int
@@ -126,6 +130,7 @@ def _of_changes(result: WhatIf) -> str:
     taken = format_ns(result.recorded_ns)
     counted = f"mean of {result.sampled or steps}"
     counted += " after the first" * (not (result.one_by_one or result.sampled))
+    counted += f", about {format_ns(result.replayed_ns)} without the profiler" * result.profiled
     step = f"A step takes {taken} ({counted})." if steps > 1 else f"The run takes {taken}."
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
@@ -173,6 +178,8 @@ def _notes(result: WhatIf) -> Iterator[str]:
         f"{format_ns(result.start_error_ns)} (median), {format_ns(result.start_error_p95_ns)} "
         "(95th percentile)."
     )
+    if result.profiled:
+        yield UNPROFILED
     yield (
         "A gain is an estimate from the recorded program: changed kernels may compete for memory "
         "bandwidth and clocks. Gains of several changes do not add up."
@@ -264,6 +271,8 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
     job = engine.job_of(parts)
     unchanged, error = engine.checked_replay(job)
     recorded = np.array(engine.recorded_step_times(job))
+    starts, as_recorded = _start_errors(job, unchanged), job
+    job, unchanged = engine.unprofiled(job, unchanged)
     replayed = _steps(job, unchanged)
     stages = changes.stages(job)
     given = options != Options(typical=options.typical)
@@ -284,7 +293,6 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
         rows = [row for row in rows if row[0] not in without_gain]
     of_steps = [("recorded", recorded), ("replayed", replayed)]
     of_steps += [(change.text, times) for change, times in rows]
-    starts = _start_errors(job, unchanged)
     waits = engine.between_streams(job)
     return WhatIf(
         changes=_table(rows, replayed),
@@ -301,6 +309,7 @@ def combine(parts: Sequence[Program], options: Options) -> WhatIf:
         recorded_ns=float(recorded.mean()),
         replayed_ns=float(replayed.mean()),
         error_frac=error,
+        profiled=job is not as_recorded,
         start_error_ns=float(np.median(starts)),
         start_error_p95_ns=float(np.percentile(starts, 95)),
         edges=waits.len(),

@@ -36,6 +36,8 @@ class Replay(Result):
         error_frac: its relative error.
         waits_for_others: calls of the host wait for something that was not recorded.
         times: start and end of all work and calls without a change.
+        as_recorded: the same job with the time that the profiler takes of the host, which ``job`` and
+            ``times`` are without, and its times.
     """
 
     job: Job
@@ -43,6 +45,16 @@ class Replay(Result):
     error_frac: float
     waits_for_others: bool
     times: Sequence[engine.Times]
+    as_recorded: tuple[Job, Sequence[engine.Times]]
+
+    @property
+    def unprofiled_frac(self) -> float:
+        """Step time without the profiler as a share of the recorded step time."""
+        without, recorded = (
+            sum(engine.step_times(self.job, [one.end for one in times]))
+            for times in (self.times, self.as_recorded[1])
+        )
+        return without / recorded
 
     def gain_ns(
         self, weights: Sequence[Weights], ends: Mapping[str, int], lost: pl.DataFrame
@@ -103,7 +115,7 @@ class Replay(Result):
 
         The device is null on the host. Start and end are on the clock of the file, in ns.
         """
-        rows = longest_path(self.job, self.times)
+        rows = longest_path(*self.as_recorded)
         each = zip(self.job.programs, self.job.shifts, strict=True)
         of = [(number, one.rank, one.path, shift) for number, (one, shift) in enumerate(each)]
         programs = pl.DataFrame(of, _PROGRAMS, orient="row")
@@ -183,9 +195,10 @@ def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
     some = sample.common(parts)
     sample.require_few(sum(one.work.height for one in some), len(some))
     job = engine.job_of(some)
-    times, error = engine.checked_replay(job)
+    recorded, error = engine.checked_replay(job)
+    without, times = engine.unprofiled(job, recorded)
     others = bool(changes.unexplained(job.timed[0]).any())
-    return Replay(job, _whole_ns(job, times), error, others, times)
+    return Replay(without, _whole_ns(job, times), error, others, times, (job, recorded))
 
 
 measure = partial(sample.measure, is_limited=True)
