@@ -22,7 +22,14 @@ from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.registry import REPLAY
-from traceanalyzer.analyzers.replay.changes import NO_GAIN, SYNCHRONISATION, Change, fused
+from traceanalyzer.analyzers.replay.changes import (
+    MEMORY_CALLS,
+    NO_GAIN,
+    SMALL_COPIES,
+    SYNCHRONISATION,
+    Change,
+    fused,
+)
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.replay.profiler import UNPROFILED
 from traceanalyzer.analyzers.what_if.replay import Replay
@@ -57,9 +64,14 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
 #: A finding whose lost time is so many times as rare in a sample of steps is not in it.
 _RARE = 4
-#: Rules about waits for the device: without them the host runs ahead. It may then overlap more
+_HOST_AHEAD = (SYNCHRONISATION, SMALL_COPIES)
+#: Rules about calls that stop the host, and what is free without them: the host runs ahead, so that
+#: the cost of launches and calls that the GPU waited for is hidden, too. It may then overlap more
 #: than the idle time of the finding, by at most this factor.
-_WAITS, _MORE_OVERLAP = {"synchronisation", "anomaly-detection"}, 1.2
+_WAITS, _MORE_OVERLAP = {
+    "synchronisation": _HOST_AHEAD, "anomaly-detection": _HOST_AHEAD,
+    "memory-management": (MEMORY_CALLS,),
+}, 4.0  # fmt: skip
 _NO_TIME = pl.DataFrame(
     schema={
         "path": pl.String, "rank": pl.Int32, "device": pl.Int32, "start_ns": pl.Int64,
@@ -230,8 +242,9 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
         frac = _share([one], replay, time)
         if one.id in _WAITS:
-            ahead = _share([one], replay, time, ahead=True)
-            frac = max(frac, min(ahead, _MORE_OVERLAP * (one.cost_frac or 0.0)))
+            ahead = _share([one], replay, time, free=_WAITS[one.id])
+            cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
+            frac = max(frac, min(ahead, _MORE_OVERLAP * cost))
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
         return None if unknown and frac < NO_GAIN else frac
@@ -250,7 +263,8 @@ def _change(one: Finding) -> str:
         return f"these kernels {_FASTER[one.id].rpartition('=')[2]} times as fast"
     if one.id in _TRANSFERS:
         return "instant transfers in this time"
-    waits = ", or no waits of the host for the device" * (one.id in _WAITS)
+    free = Change(free=_WAITS.get(one.id, ()))
+    waits = f", or {free.text}" if free.free else ""
     return f"no host time, copies and transfers in this time{waits}"
 
 
@@ -265,20 +279,20 @@ def _ranks(one: Finding) -> tuple[int, ...]:
 
 
 def _share(
-    findings: Collection[Finding], replay: Replay, time: DeviceTime, *, ahead: bool = False
+    findings: Collection[Finding], replay: Replay, time: DeviceTime, *, free: tuple[str, ...] = ()
 ) -> float:
     """Return the gain of removing the causes of findings as a share of the counted steps.
 
     Ranks change in all steps, intervals of other findings are in counted steps only. With
-    ``ahead`` the host does not wait for the device, in place of removed time.
+    ``free`` these classes of time are removed in place of the time of findings.
     """
-    weights = _weights(findings, replay, ahead=ahead)
+    weights = _weights(findings, replay, free=free)
     if any(map(_is_of_ranks, findings)):
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
     length = (pl.col("end") - pl.col("start")).sum()
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
     ends = dict(time.windows.group_by(OWNER).agg(pl.col("end").max()).iter_rows())
-    lost = _lost(() if ahead else findings, _IN_INTERVALS)
+    lost = _lost(() if free else findings, _IN_INTERVALS)
     whole_ns = max(counted) * replay.unprofiled_frac
     return min(replay.gain_ns(weights, ends, lost) / whole_ns, 1.0)
 
@@ -291,14 +305,14 @@ def _lost(findings: Collection[Finding], ids: Collection[str]) -> pl.DataFrame:
 
 
 def _weights(
-    findings: Collection[Finding], replay: Replay, *, ahead: bool = False
+    findings: Collection[Finding], replay: Replay, *, free: tuple[str, ...] = ()
 ) -> list[Weights]:
     """Return the times of the run without the causes of findings."""
     ranks = {rank for one in findings for rank in _ranks(one)}
     if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
-    change = replace(_like_others(ranks, findings), free=(SYNCHRONISATION,) if ahead else ())
-    removed = () if ahead else findings
+    change = replace(_like_others(ranks, findings), free=free)
+    removed = () if free else findings
     lost, transfers = _lost(removed, _IN_INTERVALS - _TRANSFERS), _lost(removed, _TRANSFERS)
     weights = replay.without(lost, transfers, change)
     for one in findings:

@@ -63,9 +63,11 @@ def share_ns(trace: Trace, calls: pl.DataFrame) -> pl.Series:
 
 
 def _empty_ns(operators: pl.DataFrame) -> float:
-    """Return the duration of an operator that only calls another one, without that; 0 if unknown."""
+    """Return the duration of an empty operator without what it calls; 0 if unknown."""
     some = operators.filter(pl.col("name").is_in([*_EMPTY, *_EMPTY.values()]))
-    rows = some.sort("pid", "tid", "ts", -pl.col("dur")).with_columns(pl.col("name").cast(pl.String))
+    rows = some.sort("pid", "tid", "ts", -pl.col("dur")).with_columns(
+        pl.col("name").cast(pl.String)
+    )
     inner = rows.shift(-1).rename("{}_of".format)
     ends = pl.col("ts") + pl.col("dur") >= pl.col("ts_of") + pl.col("dur_of")
     same = pl.col("pid").eq_missing(pl.col("pid_of")) & pl.col("tid").eq_missing(pl.col("tid_of"))

@@ -100,11 +100,12 @@ class Program(clocks.Origin):
         calls: host calls that launch device work or wait for it, in order: name, start, end; thread
             (threads that launch kernels count as one), loader_ns, launch_ns, code_ns: the time
             since the previous call of the thread in the data loader, in operators and calls, in
-            other code; profiler_ns, the part of launch_ns that the profiler takes; call_ns, the time in the call without waiting, and while a graph is
-            captured; tail_ns, from the end of the work that the call waits for to the end of the
-            call; kind: ``synchronise``, ``allocate``, ``copy``, ``queue``, ``collective``, ``run``
-            (an operator, without devices), ``pause`` (after it the thread waits, without a recorded
-            call), those of :data:`OF_CALLS`, which do not wait, or null; step
+            other code; profiler_ns, the part of launch_ns that the profiler takes; call_ns, the
+            time in the call without waiting, and while a graph is captured; tail_ns, from the end
+            of the work that the call waits for to the end of the call; kind: ``synchronise``,
+            ``allocate``, ``copy``, ``queue``, ``collective``, ``run`` (an operator, without
+            devices), ``pause`` (after it the thread waits, without a recorded call), those of
+            :data:`OF_CALLS`, which do not wait, or null; step
             (number); group, a collective on the host; range, the innermost annotation, and
             range_before, of the time before the call.
         work: device work in order of launch: call (row of calls, null if not recorded), device,

@@ -36,8 +36,8 @@ class Replay(Result):
         error_frac: its relative error.
         waits_for_others: calls of the host wait for something that was not recorded.
         times: start and end of all work and calls without a change.
-        as_recorded: the same job with the time that the profiler takes of the host, which ``job`` and
-            ``times`` are without, and its times.
+        as_recorded: the job and its times with the time that the profiler takes of the host;
+            ``job`` and ``times`` are without it.
     """
 
     job: Job
