@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -485,3 +486,13 @@ def test_copies_of_one_slow_rank_gain_what_the_job_without_them_takes_less() -> 
     fault = FAULTS["slow-host-copies-on-one-rank"]
     (one,) = of_plan(Plan("copies", (fault,), 201, "sharded", 4))
     assert one.gain_ns == pytest.approx(one.true_ns, rel=0.1)
+
+
+def test_one_file_of_very_many_ranks(tmp_path: Path) -> None:
+    """So many ranks would be above the limit, each of a few kernels."""
+    text = gzip.decompress((ROOT / "fixtures/nccl_8ranks/rank0.json.gz").read_bytes())
+    file = tmp_path / "rank0.json"
+    file.write_bytes(text.replace(b'"world_size": 8', b'"world_size": 10000000'))
+    result = ta.diagnose(file)
+    assert result.diagnosis
+    assert ta.what_if(file).kernels > 0

@@ -106,7 +106,7 @@ def _parts(trace: Trace, work: pl.DataFrame, launched: pl.Series, shares: int) -
         edges = rows["at"].gather_every(MOST_WORK // _PARTS + 1)
     else:
         met = rows.filter(pl.col("work_kind") == COMMUNICATION)["at"]
-        count = 1 << int(np.ceil(np.log2(work.height * _PARTS * shares / MOST_WORK)))
+        count = 1 << max(int(np.ceil(np.log2(work.height * _PARTS * shares / MOST_WORK))), 0)
         each = max(met.len() // count, 1)
         edges, name = met.gather_every(each).head(count), _AT_COLLECTIVE
     edges = edges.append(rows["at"].tail(1) + 1).unique()
