@@ -54,6 +54,8 @@ _TAIL_NS = 1_000_000
 _SAME_FRAC = 0.9
 #: A call that begins so shortly before or after the end of a transfer may have waited for it.
 _AT_END_NS = 20_000
+#: A copy that takes longer on the device is not small.
+_SMALL_NS = 50_000
 #: A rank in the name of a process group, which comes from the file.
 RANK = re.compile(r"\b\d{1,9}\b")
 
@@ -189,7 +191,11 @@ def _without(
     if CODE in free:
         weights = replace(weights, waits=weights.waits & ~_in_calls(calls, (PAUSE,)))
     if SMALL_COPIES in free:
-        weights = _without_calls(weights, work, _small_copies(calls))
+        is_long = np.zeros(calls.height, np.bool_)
+        is_long[work.filter(pl.col("end") - pl.col("start") > _SMALL_NS)["call"].drop_nulls()] = (
+            True
+        )
+        weights = _without_calls(weights, work, _small_copies(calls) & ~is_long)
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
         is_kind = (work["work_kind"] == of_kind[kind]).to_numpy()
