@@ -117,10 +117,7 @@ def test_every_dependency_has_a_lowest_version() -> None:
 def test_missing_extra_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
-    code = (
-        "import sys; sys.modules['zstandard'] = None\n"
-        "from traceanalyzer.cli import start; start.run()"
-    )
+    code = "import sys; sys.modules['zstandard'] = None\nfrom traceanalyzer import cli; cli.run()"
     command = [sys.executable, "-c", code, "info", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -141,7 +138,7 @@ def test_wheel_works_without_the_checkout(built: Path, tmp_path: Path) -> None:
     Path(place.stdout.strip(), "beside.pth").write_text(sysconfig.get_path("purelib"))
     code = (
         "import traceanalyzer; print(traceanalyzer.__file__)\n"
-        "from traceanalyzer.cli import start; start.run()"
+        "from traceanalyzer import cli; cli.run()"
     )
     given = ["comm-outliers", ROOT / "fixtures/nccl_8ranks", "-o", "answer.html"]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -173,7 +170,7 @@ def test_content_of_the_wheel(built: Path) -> None:
     assert {f"{render}/flamegraph/viewer.css", f"{render}/occupancy/viewer.css"} <= viewers
     assert any(re.fullmatch(r"traceanalyzer/.*/_scan\.abi3\.\w+", name) for name in names)
     assert {"traceanalyzer/py.typed", f"{dist_info}licenses/LICENSE"} <= set(names)
-    assert b"traceanalyzer = traceanalyzer.cli.start:run" in entry_points
+    assert b"traceanalyzer = traceanalyzer.cli:run" in entry_points
 
 
 def test_content_of_the_source_archive(built: Path) -> None:

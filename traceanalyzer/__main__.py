@@ -1,6 +1,6 @@
 """``python -m traceanalyzer``."""
 
-from traceanalyzer.cli.start import run
+from traceanalyzer.cli import run
 
 if __name__ == "__main__":
     run()

@@ -119,10 +119,10 @@ def test_killed_run_leaves_a_part_file_that_the_next_run_removes(tmp_path, suffi
     code = (
         "import os, signal, sys\n"
         "from traceanalyzer import files\n"
-        "from traceanalyzer.cli import start\n"
+        "from traceanalyzer import cli\n"
         "from pathlib import Path\n"
         "Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "start.run()\n"
+        "cli.run()\n"
     )
     command = [sys.executable, "-c", code, "convert", str(TRACE), "-o", str(out)]
     assert subprocess.run(command, env=environment(), check=False).returncode == -9
@@ -314,14 +314,14 @@ def test_file_removed_before_it_is_read(tmp_path):
     code = (
         "import os, sys\n"
         "from traceanalyzer.run import find as finding\n"
-        "from traceanalyzer.cli import start\n"
+        "from traceanalyzer import cli\n"
         "find = finding.collect_inputs\n"
         "def found(paths):\n"
         "    result = find(paths)\n"
         f"    if os.path.exists({str(gone)!r}): os.remove({str(gone)!r})\n"
         "    return result\n"
         "finding.collect_inputs = found\n"
-        "start.run()\n"
+        "cli.run()\n"
     )
     command = [sys.executable, "-c", code, "operators", str(tmp_path)]
     done = subprocess.run(command, env=environment(), check=False, capture_output=True, text=True)

@@ -24,7 +24,7 @@ def at(module, name):
 MOMENTS = {
     "while loading": """
 import builtins
-from traceanalyzer.cli import start
+from traceanalyzer import cli
 real = builtins.__import__
 def slow(name, *rest):
     if name == "traceanalyzer.cli.commands":
@@ -61,7 +61,7 @@ def render(*what, **how):
 options.render = render
 """,
 }
-_RUN = "\nfrom traceanalyzer.cli import start\nstart.run()\n"
+_RUN = "\nfrom traceanalyzer import cli\ncli.run()\n"
 
 
 def _stopped(moment: str, number: int, folder: Path) -> tuple[int, bytes]:
@@ -90,7 +90,7 @@ def test_signal_ends_the_program_quietly(tmp_path, moment, number, status):
 
 def test_inherited_ignored_signal_stays_ignored(tmp_path):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + _RUN
-    code = code.replace("start.run()", "import os; os.kill(os.getpid(), 2); start.run()")
+    code = code.replace("cli.run()", "import os; os.kill(os.getpid(), 2); cli.run()")
     done = subprocess.run(
         [sys.executable, "-c", code, "info", str(TRACE), "-o", str(tmp_path / "out")],
         env=environment(),

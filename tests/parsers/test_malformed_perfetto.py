@@ -66,7 +66,7 @@ def test_commands_end_without_a_traceback(case: Any, capsys: pytest.CaptureFixtu
 def _info_without_extension(*args: object) -> subprocess.CompletedProcess[str]:
     code = (
         "import sys; sys.modules['traceanalyzer.parsers.perfetto._wire'] = None\n"
-        "from traceanalyzer.cli import start; start.run()"
+        "from traceanalyzer import cli; cli.run()"
     )
     command = [sys.executable, "-c", code, "info", *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=False)

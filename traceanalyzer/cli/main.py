@@ -40,7 +40,7 @@ def cli(*, pager: bool) -> None:
 
 
 def run() -> None:
-    """Run the command of ``sys.argv`` and exit with its status; ``cli.start`` calls it."""
+    """Run the command of ``sys.argv`` and exit with its status; the package calls it."""
     as_exceptions()
     if sys.stderr is None:  # closed: messages must not go to another file
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - to the end

@@ -64,6 +64,7 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
 #: A finding whose lost time is so many times as rare in a sample of steps is not in it.
 _RARE = 4
+#: Waits for the device, and the small copies that read its results.
 _HOST_AHEAD = (SYNCHRONISATION, SMALL_COPIES)
 #: Rules about calls that stop the host, and what is free without them: the host runs ahead, so that
 #: the cost of launches and calls that the GPU waited for is hidden, too. It may then overlap more

@@ -284,7 +284,7 @@ def runs_alone(answers: Answers, ranks: Sequence[int], code: Activity) -> str:
     stacks = {*functions["rank"]}
     if not runs or not runs <= {*ranks} or stacks != {*answers.time.windows["rank"]}:
         return ""
-    return f" (only th{'is rank runs' if len(ranks) == 1 else 'ese ranks run'} it)"
+    return " (only this rank runs it)" if len(ranks) == 1 else " (only these ranks run it)"
 
 
 def slower_code(answers: Answers, ranks: Sequence[int], code: Activity) -> str:

@@ -191,11 +191,9 @@ def _without(
     if CODE in free:
         weights = replace(weights, waits=weights.waits & ~_in_calls(calls, (PAUSE,)))
     if SMALL_COPIES in free:
-        is_long = np.zeros(calls.height, np.bool_)
-        is_long[work.filter(pl.col("end") - pl.col("start") > _SMALL_NS)["call"].drop_nulls()] = (
-            True
-        )
-        weights = _without_calls(weights, work, _small_copies(calls) & ~is_long)
+        is_long = work["end"] - work["start"] > _SMALL_NS
+        kept = calls.with_row_index("call")["call"].is_in(work["call"].filter(is_long).implode())
+        weights = _without_calls(weights, work, _small_copies(calls) & ~kept.to_numpy())
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
         is_kind = (work["work_kind"] == of_kind[kind]).to_numpy()

@@ -21,8 +21,9 @@ from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 #: What gains of a run without the profiler mean.
 UNPROFILED = (
-    "Steps and gains are estimates of the run without the profiler, which takes time of the host "
-    "for each operator and CUDA call: measure a step without it."
+    "Gains are of the run without the profiler: an estimate of the time that it takes of the host "
+    "for each operator and CUDA call is left out. Other times are as recorded. To be sure, measure "
+    "a step without the profiler."
 )
 
 _SLICE = ["pid", "tid", "ts", "dur"]

@@ -36,6 +36,7 @@ class Replay(Result):
         error_frac: its relative error.
         waits_for_others: calls of the host wait for something that was not recorded.
         times: start and end of all work and calls without a change.
+        unprofiled_frac: step time without the profiler as a share of that with it.
         as_recorded: the job and its times with the time that the profiler takes of the host;
             ``job`` and ``times`` are without it.
     """
@@ -45,16 +46,8 @@ class Replay(Result):
     error_frac: float
     waits_for_others: bool
     times: Sequence[engine.Times]
+    unprofiled_frac: float
     as_recorded: tuple[Job, Sequence[engine.Times]]
-
-    @property
-    def unprofiled_frac(self) -> float:
-        """Step time without the profiler as a share of the recorded step time."""
-        without, recorded = (
-            sum(engine.step_times(self.job, [one.end for one in times]))
-            for times in (self.times, self.as_recorded[1])
-        )
-        return without / recorded
 
     def gain_ns(
         self, weights: Sequence[Weights], ends: Mapping[str, int], lost: pl.DataFrame
@@ -198,7 +191,12 @@ def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
     recorded, error = engine.checked_replay(job)
     without, times = engine.unprofiled(job, recorded)
     others = bool(changes.unexplained(job.timed[0]).any())
-    return Replay(without, _whole_ns(job, times), error, others, times, (job, recorded))
+    shorter, whole = (
+        sum(engine.step_times(job, [one.end for one in run])) for run in (times, recorded)
+    )
+    return Replay(
+        without, _whole_ns(job, times), error, others, times, shorter / whole, (job, recorded)
+    )
 
 
 measure = partial(sample.measure, is_limited=True)
