@@ -663,3 +663,14 @@ def test_report_has_a_section() -> None:
     assert "printed" in [one.key for one in both.sections]
     steps = next(one.result for one in both.sections if one.key == "steps")
     assert steps.to_polars("ranks")["path"].to_list() == [str(TRACE)]
+
+
+def test_device_time_of_a_gpu_equals_that_of_the_trace() -> None:
+    faults = ROOT / "fixtures" / "gpu" / "faults"
+    result = ta.printed(faults / "base.key_averages.txt")
+    assert result.verdict.startswith("aten::mm ")  # neither ProfilerStep* nor Context Sync
+    listed = dict(result.to_polars("operators").select("name", "self_device_ns").iter_rows())
+    traced = ta.operators(faults / "base.json.gz").to_polars("operators")
+    recorded = dict(traced.select("name", "self_device_ns").iter_rows())
+    for name in ("aten::mm", "aten::addmm", "aten::copy_", "aten::native_layer_norm_backward"):
+        assert listed[name] == pytest.approx(recorded[name], abs=1_000)

@@ -141,8 +141,14 @@ def _within(share: pl.Expr) -> pl.Expr:
     return pl.when(share <= _WHOLE_FRAC).then(share.clip(upper_bound=1.0))
 
 
+#: Rows of marked steps, and of waits for streams and events (``enable_cuda_sync_events``).
+_NO_OPERATORS = r"^ProfilerStep|^(?:Context|Stream|Event) Sync$|^Stream Wait Event$"
+
+
 def _verdict(operators: pl.DataFrame, totals: pl.DataFrame, by: str) -> str:
     """Return the row with most time; before it, whether the device mostly waits for the host."""
+    ran = operators.filter(~pl.col("name").str.contains(_NO_OPERATORS))
+    operators = ran if ran.height else operators
     row, busy_frac = operators.row(0, named=True), None
     if by == "self_device_ns" and totals.height == 1:
         busy_frac = totals.select(ratio("device_ns", "host_ns")).item()
