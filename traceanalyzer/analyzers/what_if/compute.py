@@ -167,7 +167,7 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _gain(row: dict[str, float], of: str = "the time in diagnose") -> str:
+def _gain(row: dict[str, float], of: str = "the time that diagnose counts") -> str:
     return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])} of {of})"
 
 
