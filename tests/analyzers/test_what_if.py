@@ -240,6 +240,7 @@ def varying(rank: int, steps: int = 20, seldom: int | None = None) -> Trace:
     return training(rank=rank, loads=other if rank else loads, other_load=2 * MS, steps=steps)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("most", "kernels"), [(24, 24), (28, 28), (12, 12), (10, 16)])
 def test_a_sample_of_the_steps_gains_as_much_as_all(
     most: int, kernels: int, monkeypatch: pytest.MonkeyPatch

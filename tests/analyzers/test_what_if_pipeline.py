@@ -69,7 +69,7 @@ def test_bubble_of_equal_stages(
     assert set(counts["batch"]) == {batches}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("slow", [0, 2, 3])
 def test_an_unequal_stage(slow: int, tmp_path: Path) -> None:
     """One stage has 3 layers, the others 2: its passes take 1.5 times as long."""

@@ -246,7 +246,7 @@ INERT = {
 # --- every command in every form -------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("command", ANSWERING)
 def test_names_are_inert_in_every_format(command, tmp_path, capfd, thorough):
     """The first usable hostile file is rendered in all formats, the others in two.
