@@ -21,7 +21,7 @@ setup(
             depends=[str(header) for header in Path("traceanalyzer").glob(f"{module}*.h")],
             extra_compile_args=["-O3"],
             py_limited_api=True,  # one binary for every Python from 3.11 on
-            optional=True,  # without a compiler: all formats but Perfetto's, slower
+            optional=True,  # without a compiler: no Perfetto traces, no replays
         )
         for module in MODULES
     ],

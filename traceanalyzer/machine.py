@@ -25,9 +25,9 @@ def not_compiled() -> str:
     if not missing:
         return ""
     return (
-        f"Compiled parts are missing ({', '.join(sorted(missing))}): reading and replays are "
-        "slower, and without _wire no Perfetto trace is read. Install a wheel, or a C compiler "
-        "and reinstall."
+        f"Compiled parts are missing ({', '.join(sorted(missing))}): reading is slower, "
+        "without _wire no Perfetto trace is read, and without _follow nothing is replayed. Install "
+        "a wheel, or a C compiler and reinstall."
     )
 
 

@@ -6,6 +6,7 @@ import time
 from random import Random, SystemRandom
 from typing import Any
 
+import follower
 import numpy as np
 import pytest
 from damage import SHARE
@@ -82,7 +83,7 @@ def followed(seed: str) -> None:
     arrays = program(Random(seed))  # noqa: S311
     compiled, plain = ([one.copy() for one in arrays] for _ in range(2))
     follow._follow.follow(*compiled)
-    follow._in_python(*plain)
+    follower.follow(*plain)
     for name, one, other in zip(Moments._fields, compiled[-7:], plain[-7:], strict=True):
         np.testing.assert_array_equal(one, other, err_msg=f"{name} of program(Random({seed!r}))")
     random = Random(seed)  # noqa: S311

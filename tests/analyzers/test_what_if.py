@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import follower
 import numpy as np
 import polars as pl
 import pytest
@@ -1056,7 +1057,7 @@ def test_the_compiled_loop_has_the_times_of_the_other_one(
             weights[number] = replace(one, together=False)
     compiled = engine.replay(job, weights)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(follow, "_follow", None)
+        patch.setattr(follow, "_follow", follower)
         in_python = engine.replay(job, weights)
     for one, other in zip(compiled, in_python, strict=True):
         for values, expected in zip(one, other, strict=True):
@@ -1082,6 +1083,15 @@ def test_the_compiled_loop_refuses_numbers_outside_of_its_arrays(argument: int) 
                 follow._follow.follow(*arrays[:argument], values, *arrays[argument + 1 :])
         with pytest.raises(IndexError):
             follow._follow.follow(*arrays[:20], values[:0], *arrays[21:])
+
+
+def test_nothing_is_replayed_without_the_compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_follow", None)
+    for analyze in (ta.what_if, ta.critical_path):
+        with pytest.raises(MissingData, match="_follow"):
+            analyze("fixtures/nccl_8ranks")
+    findings = ta.diagnose("fixtures/nccl_8ranks").diagnosis
+    assert {one.gain_basis for one in findings} == {"bound"}
 
 
 def test_times_since_1970_lose_no_digits() -> None:
