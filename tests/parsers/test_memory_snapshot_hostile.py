@@ -141,7 +141,8 @@ if sys.argv[1] == "plain":
 answers = []
 for path in sys.argv[2:]:
     with redirect_stderr(StringIO()) as error:
-        code = status(["memory", "--format", "memory-snapshot", "-o", "/dev/null", "--force", path])
+        options = ["--input-format", "memory-snapshot", "-o", "/dev/null", "--force"]
+        code = status(["memory", *options, path])
     answers.append((code, error.getvalue()))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 json.dump((answers, peak), sys.stdout)

@@ -93,7 +93,6 @@ class Format:
         name: value of ``--input-format``.
         suffixes: usual file name endings, for help texts only; detection is by content.
         description: one line.
-        spec_url: URL of the format's specification.
         sniff: ``(first 64 KiB after decompression, path) -> bool``; pure, never raises.
         parse: ``(source, selection, progress) -> Trace``; raises ``InputError`` for unusable
             bytes, records recoverable loss in ``Trace.issues``, never prints.
@@ -108,7 +107,6 @@ class Format:
     name: str
     suffixes: tuple[str, ...]
     description: str
-    spec_url: str
     sniff: Callable[[bytes, str], bool]
     parse: Callable[[Source, Selection, Progress | None], Trace]
     priority: int

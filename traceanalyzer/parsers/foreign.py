@@ -266,7 +266,6 @@ FORMAT: Format = Format(
     name="summary",
     suffixes=(".parquet",),
     description="measured parts of one input, written by traceanalyzer summarize",
-    spec_url="https://parquet.apache.org/docs/file-format/",
     sniff=sniff,
     parse=parse,
     priority=110,

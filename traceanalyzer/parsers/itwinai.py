@@ -4,6 +4,8 @@
 ``epoch_time_s``, ``gpu_power_W`` and ``gpu_utilization_percent`` of a run in MLflow's file store,
 and its artifact ``torch_profiling_averages.csv``. They have no timeline: rows become
 ``aggregates``.
+
+Specification: <https://itwinai.readthedocs.io/latest/how-it-works/scalability-report/scalability_report.html>
 """
 
 import io
@@ -202,7 +204,6 @@ FORMAT: Format = Format(
     name=ITWINAI,
     suffixes=(".csv",),
     description="scalability metrics of itwinai (CSV files, MLflow file store)",
-    spec_url="https://itwinai.readthedocs.io/latest/how-it-works/scalability-report/scalability_report.html",
     sniff=sniff,
     parse=parse,
     priority=39,

@@ -4,6 +4,8 @@ A line has no time of the collective unless ``NCCL_INSPECTOR_DUMP_VERBOSE=1`` wa
 collectives are events; without, they are rows of ``aggregates``: one block per communicator,
 collective and source of the durations (rows without ``row`` describe it), one row per collective,
 whose number is NCCL's ``coll_sn``.
+
+Specification: <https://github.com/NVIDIA/nccl/tree/master/plugins/profiler/inspector>
 """
 
 from __future__ import annotations
@@ -353,7 +355,6 @@ FORMAT: Format = Format(
     name=NCCL_INSPECTOR,
     suffixes=(".log", ".json", ".jsonl"),
     description="JSON lines of NCCL Inspector (NCCL 2.28 and newer, RCCL)",
-    spec_url="https://github.com/NVIDIA/nccl/tree/master/plugins/profiler/inspector",
     sniff=sniff,
     parse=parse,
     priority=60,

@@ -2,6 +2,8 @@
 
 The module is proprietary: it is part of Nsight Compute (``extras/python``) and on PyPI. Without it,
 ncu exports the report as CSV. The module gives no process and host; launches are numbered in order.
+
+Specification: <https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html>
 """
 
 from collections.abc import Iterator
@@ -125,7 +127,6 @@ FORMAT: Format = Format(
     name=NCU_REP,
     suffixes=(".ncu-rep",),
     description="reports of Nsight Compute, with NVIDIA's module ncu_report",
-    spec_url="https://docs.nvidia.com/nsight-compute/PythonReportInterface/index.html",
     sniff=sniff,
     parse=parse,
     priority=45,

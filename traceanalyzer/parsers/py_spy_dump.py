@@ -2,6 +2,8 @@
 
 Every thread is one sample of weight 1. In JSON its ``tid`` is the id that Python and the Flight
 Recorder use, in text that of the operating system.
+
+Specification: <https://github.com/benfred/py-spy#dump>
 """
 
 import re
@@ -174,7 +176,6 @@ FORMAT: Format = Format(
     name=PY_SPY_DUMP,
     suffixes=(".txt", ".json"),
     description="stacks of a process at one moment: py-spy dump, text or JSON",
-    spec_url="https://github.com/benfred/py-spy#dump",
     sniff=sniff,
     parse=parse,
     priority=55,

@@ -5,6 +5,8 @@
 --output-details`` one per line. Spans are those of a collector (OTLP) or of Jaeger. Each request is
 a row of ``aggregates``, of form ``requests``: its block is the run in the file; rows without
 ``row`` have what the log states of the run.
+
+Specification: <https://docs.vllm.ai/en/latest/benchmarking/cli.html>
 """
 
 from __future__ import annotations
@@ -424,7 +426,6 @@ FORMAT: Format = Format(
     name=REQUEST_LOG,
     suffixes=(".json", ".jsonl"),
     description="request logs: benchmarks of vLLM and SGLang, OpenTelemetry spans as JSON",
-    spec_url="https://docs.vllm.ai/en/latest/benchmarking/cli.html",
     sniff=sniff,
     parse=parse,
     priority=58,

@@ -2,6 +2,8 @@
 
 Input: JSON text. Output: ``sample`` events and the prefix tree of their frames, one lane per
 profile.
+
+Specification: <https://www.speedscope.app/file-format-schema.json>
 """
 
 import math
@@ -439,7 +441,6 @@ FORMAT: Format = Format(
     name="speedscope",
     suffixes=(".speedscope.json", ".json"),
     description="speedscope JSON, sampled and evented",
-    spec_url="https://www.speedscope.app/file-format-schema.json",
     sniff=sniff,
     parse=parse,
     priority=50,

@@ -6,6 +6,8 @@ event arrays) -> ``arrays`` (splits them into pieces, reads these in threads, ea
 or by ``decode``, ``extract`` and ``points``; ``recover`` for damaged text) -> ``columns`` (of a
 piece, of the file) -> ``assemble`` (tables; ``points`` pairs begin and end events, and builds
 flows). ``samples``, ``producers`` and ``xla`` are imported only for files that need them.
+
+Specification: <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>
 """
 
 import re
@@ -39,7 +41,6 @@ FORMAT: Format = Format(
     name="chrome-trace",
     suffixes=(".json", ".json.gz", ".pt.trace.json", ".pfw", ".pfw.gz", ".json.zst", ".zip"),
     description="Chrome Trace Event JSON: PyTorch/Kineto, Composer, JAX, viztracer, dftracer",
-    spec_url="https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.chrome_trace.reader:parse"),
     priority=10,

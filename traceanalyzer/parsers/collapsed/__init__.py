@@ -3,6 +3,8 @@
 Input: text with one sample per line: frames joined by ``;``, outermost first, then a count. Output:
 one ``sample`` event per line and the prefix tree of the frames. ``text`` splits lines and detects
 the dialect, ``labels`` parses frames, ``lines`` turns lines into numbers.
+
+Specification: <https://github.com/brendangregg/FlameGraph#2-fold-stacks>
 """
 
 from __future__ import annotations
@@ -120,7 +122,6 @@ FORMAT: Format = Format(
     suffixes=(".txt", ".raw", ".folded", ".collapsed"),
     description="collapsed stacks: py-spy raw, FlameGraph and inferno folded, Austin, Python's "
     "profiling.sampling, PyTorch export_stacks",
-    spec_url="https://github.com/brendangregg/FlameGraph#2-fold-stacks",
     sniff=sniff,
     parse=parse,
     priority=-100,

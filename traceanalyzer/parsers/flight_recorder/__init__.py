@@ -2,6 +2,8 @@
 
 ``reader`` reads a pickle without executing it, or JSON, to plain Python values, and builds the
 tables of a trace.
+
+Specification: <https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html>
 """
 
 import re
@@ -34,7 +36,6 @@ FORMAT: Format = Format(
     name=FLIGHT_RECORDER,
     suffixes=("", ".json", ".pickle"),
     description="PyTorch Flight Recorder dumps of NCCL and gloo, pickle or JSON",
-    spec_url="https://docs.pytorch.org/tutorials/unstable/flight_recorder_tutorial.html",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.flight_recorder.reader:parse"),
     priority=75,

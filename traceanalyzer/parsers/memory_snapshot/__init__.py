@@ -3,6 +3,8 @@
 ``machine`` turns a pickle into a ``document``, columns of tagged 64-bit words; without a compiler
 ``unpickler`` helps it. ``tables`` builds the tables of a trace, ``reader`` combines them
 and reports issues.
+
+Specification: <https://docs.pytorch.org/docs/stable/torch_cuda_memory.html>
 """
 
 import zipfile
@@ -49,7 +51,6 @@ FORMAT: Format = Format(
     name=MEMORY_SNAPSHOT,
     suffixes=(".pickle", ".pkl", ".pickle.gz"),
     description="CUDA memory snapshots: torch.cuda.memory._dump_snapshot",
-    spec_url="https://docs.pytorch.org/docs/stable/torch_cuda_memory.html",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.memory_snapshot.reader:parse"),
     priority=80,

@@ -2,6 +2,8 @@
 
 Here rows are separated from the other output of the program, the header and the columns are found,
 and numbers and units converted; ``reader`` builds the table ``metrics``.
+
+Specification: <https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html>
 """
 
 from __future__ import annotations
@@ -391,7 +393,6 @@ FORMAT: Format = Format(
     name=NCU_CSV,
     suffixes=(".csv", ".txt", ".log"),
     description="metrics of Nsight Compute (ncu --csv), any page",
-    spec_url="https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.ncu_csv.reader:parse"),
     priority=40,

@@ -4,6 +4,9 @@ Input: a database file, possibly compressed, opened read-only. Output: a trace. 
 file (:mod:`..sqlite`) as an export (``tables``), determines ranks, devices and what was not
 captured (``identity``), and reads device work (``device``), host calls (``host``) and NVTX ranges
 (``nvtx``).
+
+Specifications: <https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference>,
+<https://docs.nvidia.com/nsight-systems/UserGuide/index.html>
 """
 
 import re
@@ -106,7 +109,6 @@ FORMAT: Format = Format(
     name=NSYS,
     suffixes=(".sqlite", ".sqlite.gz", ".sqlite3", ".db"),
     description="Nsight Systems: nsys export --type sqlite, parquetdir or arrowdir",
-    spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html#sqlite-schema-reference",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.nsys_sqlite.reader:parse"),
     priority=90,
@@ -118,7 +120,6 @@ REPORT: Format = Format(
     name="nsys-rep",
     suffixes=_REPORTS,
     description="Nsight Systems report; exported with nsys if it is on the PATH",
-    spec_url="https://docs.nvidia.com/nsight-systems/UserGuide/index.html",
     sniff=sniff_report,
     parse=parse_report,
     priority=-1000,

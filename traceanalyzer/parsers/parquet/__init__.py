@@ -2,6 +2,8 @@
 
 Returns the trace the file was written from. ``reader`` does the work; it imports pyarrow (30 MB,
 0.1 s), which no other format needs.
+
+Specification: <https://parquet.apache.org/docs/file-format/>
 """
 
 from traceanalyzer.parsers.contract import Format, on_use
@@ -18,7 +20,6 @@ FORMAT: Format = Format(
     name="parquet",
     suffixes=(".parquet",),
     description="traceanalyzer's own columnar form",
-    spec_url="https://parquet.apache.org/docs/file-format/",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.parquet.reader:parse"),
     priority=100,

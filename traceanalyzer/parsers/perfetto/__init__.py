@@ -3,6 +3,8 @@
 ``wire`` reads the encoding, ``state`` the packets that describe others (texts, tracks, clocks),
 ``slices`` has the events of tracks and the work that the GPU's driver recorded, and ``reader``
 passes all of it, as events of Chrome's JSON, to the parser of that format.
+
+Specification: <https://perfetto.dev/docs/reference/synthetic-track-event>
 """
 
 import re
@@ -50,7 +52,6 @@ FORMAT: Format = Format(
     name="perfetto",
     suffixes=(".pftrace", ".perfetto-trace", ".pftrace.gz"),
     description="Perfetto protobuf: PyTorch's .pftrace, rocprofv3 --output-format pftrace",
-    spec_url="https://perfetto.dev/docs/reference/synthetic-track-event",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.perfetto.reader:parse"),
     priority=35,

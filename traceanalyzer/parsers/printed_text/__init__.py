@@ -4,6 +4,8 @@ One module reads one form of text, ``reader`` passes the lines to them; ``lines`
 launchers and loggers write before a line, and parses numbers with units. Each process of a log is
 read on its own, so that tables of several ranks may be interleaved line by line. Rows become the
 table ``aggregates``.
+
+Specification: <https://github.com/pytorch/pytorch/blob/main/torch/autograd/profiler_util.py>
 """
 
 import re
@@ -43,7 +45,6 @@ FORMAT: Format = Format(
     name=PRINTED_TEXT,
     suffixes=(".dat", ".log", ".out", ".txt"),
     description="texts of PyTorch (key_averages, memory_summary), DeepSpeed and Megatron-LM",
-    spec_url="https://github.com/pytorch/pytorch/blob/main/torch/autograd/profiler_util.py",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.printed_text.reader:parse"),
     priority=43,

@@ -3,6 +3,8 @@
 Input: a database file, possibly compressed, opened read-only. Output: a trace, which ``reader``
 builds. RPD (``rocpd_op``) and rocprofv3 (``rocpd_kernel_dispatch``) use the same table prefix for
 different tables: ``rpd`` reads the first, ``v3`` the second, each to a ``recording``.
+
+Specification: <https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/using-rocpd-output-format.html>
 """
 
 from traceanalyzer.parsers.contract import Format, on_use
@@ -22,8 +24,6 @@ FORMAT: Format = Format(
     name=ROCPD,
     suffixes=(".rpd", ".rpd.gz", ".db"),
     description="AMD GPUs: RPD (rocmProfileData) and rocprofv3 (rocpd) databases",
-    spec_url="https://rocm.docs.amd.com/projects/rocprofiler-sdk/en/latest/how-to/"
-    "using-rocpd-output-format.html",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.rocpd.reader:parse"),
     priority=85,

@@ -51,7 +51,6 @@ FORMAT = Format(
     name="gputimes",
     suffixes=(".gputimes",),
     description="kernels timed by our launcher",
-    spec_url="https://example.org/gputimes",
     sniff=sniff,
     parse=parse,
     priority=1_500,
