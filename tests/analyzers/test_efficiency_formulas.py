@@ -348,7 +348,6 @@ def test_types_of_products():
 UNUSABLE = [
     ("aten::mm", [bf16(3, 4)]),
     ("aten::mm", [bf16(3, 4), bf16(5, 6)]),
-    ("aten::mm", [bf16(3), bf16(3)]),
     ("aten::mm", [([3, 4], ""), ([4, 5], "")]),
     ("aten::linear", [bf16(), bf16(5, 4)]),
     ("aten::conv2d", [IMAGE, FILTERS]),

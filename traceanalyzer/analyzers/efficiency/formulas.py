@@ -58,16 +58,20 @@ def _product(
     )
 
 
-def _mm(first: int, bias: int | None = None, out_width: int | None = None) -> Formula:
-    """Return the formula of a product of two matrices, or two batches of matrices."""
+def _mm(first: int = 0, bias: int | None = None, out_width: int | None = None) -> Formula:
+    """Return the formula of a product of two vectors, matrices or batches, which are broadcast."""
 
     def formula(x: Inputs) -> Work:
         a, b = x.shape(first), x.shape(first + 1)
-        if len(a) != len(b) or len(a) not in (2, 3) or a[-1] != b[-2] or a[:-2] != b[:-2]:
+        if not a or not b:
             raise Unknown
+        m, n = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
+        if a[-1] != (b[-2] if len(b) > 1 else b[0]):
+            raise Unknown
+        batch = count(_broadcast([a[:-2], b[:-2]]))
         added = (bias,) if bias is not None and x.has(bias) else ()
-        sizes = (count(a[:-2]), a[-2], b[-1], a[-1])
-        return _product(x, sizes, (first, first + 1, *added), out_width or x.width(first))
+        width = out_width or x.width(first)
+        return _product(x, (batch, m, n, a[-1]), (first, first + 1, *added), width)
 
     return formula
 
@@ -97,30 +101,6 @@ def _linear(x: Inputs) -> Work:
     return _product(x, (1, count(a[:-1]), n, k), (0, 1, *bias), x.width(0))
 
 
-def _matmul(x: Inputs) -> Work:
-    """``matmul(a, b)`` of vectors, matrices or batches, with broadcast batches."""
-    a, b = x.shape(0), x.shape(1)
-    if not a or not b:
-        raise Unknown
-    m, n = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
-    if a[-1] != (b[-2] if len(b) > 1 else b[0]):
-        raise Unknown
-    batch = count(_broadcast([a[:-2], b[:-2]]))
-    return _product(x, (batch, m, n, a[-1]), (0, 1), x.width(0))
-
-
-def _matrix_vector(first: int) -> Formula:
-    """Return the formula of a matrix times a vector."""
-
-    def formula(x: Inputs) -> Work:
-        (m, k), vector = _matrix(x, first), x.shape(first + 1)
-        if vector != (k,):
-            raise Unknown
-        return _product(x, (1, m, 1, k), (first, first + 1), x.width(first))
-
-    return formula
-
-
 def _grouped_mm(x: Inputs) -> Work:
     """``_grouped_mm(a, b, offs)``: one product per group; each row of ``a`` is in one group.
 
@@ -128,19 +108,11 @@ def _grouped_mm(x: Inputs) -> Work:
     total, and 2-D times 2-D (gradients of weights) sums over the rows of all groups.
     """
     a, b = x.shape(0), x.shape(1)
-    if len(a) == 2 and len(b) == 3 and a[1] == b[1]:
-        return _product(x, (1, a[0], b[2], a[1]), (0, 1), _grouped_width(x))
-    if len(a) == 3 and len(b) == 2 and a[2] == b[0]:
-        return _product(x, (1, a[1], b[1], a[2]), (0, 1), _grouped_width(x))
-    if len(a) == 3 and len(b) == 3 and (a[0], a[2]) == (b[0], b[1]):
-        return _product(x, (a[0], a[1], b[2], a[2]), (0, 1), _grouped_width(x))
-    if len(a) == 2 and len(b) == 2 and a[1] == b[0]:
-        return _product(x, (1, a[0], b[1], a[1]), (0, 1), _grouped_width(x))
-    raise Unknown
-
-
-def _grouped_width(x: Inputs) -> float:
-    return max(x.width(0), 2.0)  # FP8 products are written in 16 bits
+    both = len(a) == len(b) == 3
+    if not {len(a), len(b)} <= {2, 3} or a[-1] != b[-2] or (both and a[0] != b[0]):
+        raise Unknown
+    width = max(x.width(0), 2.0)  # FP8 products are written in 16 bits
+    return _product(x, (a[0] if both else 1, a[-2], b[-1], a[-1]), (0, 1), width)
 
 
 # --- convolutions ------------------------------------------------------------------------------
@@ -509,13 +481,11 @@ def _of(formula: Formula, names: str) -> dict[str, Formula]:
 
 #: Matrix products and convolutions.
 PRODUCTS: dict[str, Formula] = {
-    **_of(_mm(0), "mm bmm"),
+    **_of(_mm(), "mm bmm matmul mv"),
     **_of(_mm(1, bias=0), "addmm addmm_ _addmm_activation baddbmm baddbmm_"),
     "aten::linear": _linear,
-    "aten::matmul": _matmul,
-    "aten::mv": _matrix_vector(0),
-    **_of(_matrix_vector(1), "addmv addmv_"),
-    "aten::_int_mm": _mm(0, out_width=4),
+    **_of(_mm(1), "addmv addmv_"),
+    "aten::_int_mm": _mm(out_width=4),
     "aten::_scaled_mm": _scaled_mm,
     **_of(_grouped_mm, "_grouped_mm _scaled_grouped_mm"),
     "_C::cutlass_scaled_mm": _cutlass_scaled_mm,

@@ -36,7 +36,7 @@ class Reader:
         """Read a line; return whether it belongs to a summary."""
         text = line.text.partition("#")[0].strip()  # users comment the rows
         if match := _HEAD.search(text):
-            self._end(line)
+            self.close(line)
             self._block, self._row, self._others, self._name = self.rows.block(), 0, 0, ""
             self.is_open = True
             device = {"device": float(match[2]), **self._wanted}
@@ -53,9 +53,6 @@ class Reader:
 
     def close(self, line: Line) -> None:
         """End the text: a summary without its last line is truncated."""
-        self._end(line)
-
-    def _end(self, line: Line) -> None:
         if self.is_open:
             self.rows.note("data_loss", "truncated-table", line)
         self.is_open = False
@@ -110,5 +107,5 @@ class Reader:
         if text:
             self.rows.note(*code, line)
         if self._others > _MOST_OTHERS:
-            self._end(line)
+            self.close(line)
         return is_row
