@@ -375,7 +375,7 @@ def test_one_rank_has_no_table_of_ranks() -> None:
 def test_command_output_on_the_fixture(
     run_cli: Callable[..., Any], golden: Callable[[str, str | bytes], None]
 ) -> None:
-    done = run_cli("cuda-api", ROOT / "fixtures/nccl_8ranks")
+    done = run_cli("api", ROOT / "fixtures/nccl_8ranks")
     assert (done.returncode, done.stderr) == (0, "")
     golden("api_nccl_8ranks.txt", done.stdout)
 
@@ -383,7 +383,7 @@ def test_command_output_on_the_fixture(
 def test_command_writes_json_and_plot(run_cli: Callable[..., Any], tmp_path: Any) -> None:
     picture = tmp_path / "calls.svg"
     fixture = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
-    done = run_cli("cuda-api", fixture, "--to", "json", "--plot", picture)
+    done = run_cli("api", fixture, "--to", "json", "--plot", picture)
     assert (done.returncode, done.stderr) == (0, "")
     parsed = json.loads(done.stdout)
     assert parsed["n"] == sum(row["n"] for row in parsed["calls"])
@@ -391,7 +391,7 @@ def test_command_writes_json_and_plot(run_cli: Callable[..., Any], tmp_path: Any
 
 
 def test_command_without_gpu_reports_missing_data(run_cli: Callable[..., Any]) -> None:
-    done = run_cli("cuda-api", ROOT / "fixtures/ddp_gloo_4ranks")
+    done = run_cli("api", ROOT / "fixtures/ddp_gloo_4ranks")
     assert (done.returncode, done.stdout) == (1, "")
     check_wording(done.stderr)
 

@@ -451,7 +451,7 @@ def calls(monkeypatch):
 
 def test_comm_outliers_passes_its_options(tmp_path, capfd, calls):
     trace = str(_trace(tmp_path))
-    options = ["--baseline", "other", "--factor", "5", "--comm-pattern", "a", "--comm-pattern", "b"]
+    options = ["--baseline", "other", "--factor", "5", "--comm-pattern", "a", "--pattern", "b"]
     options += ["--memory", "m.pickle"]
     assert status(["comm-outliers", trace, *options, "--until", "2s", "--rank", "3"]) == 0
     assert callable(calls[0][1].pop("on_trace"))
@@ -506,7 +506,7 @@ def test_png_is_written_to_a_pipe(tmp_path, capfdbinary, calls):
         ["info", "TRACE", "-o", "OUT/a.parquet"],
         ["comm-outliers", "TRACE", "-o", "OUT/a.svg", "--plot", "OUT/a.svg"],
         ["info", "TRACE", "--input-format", "nope"],
-        ["info", "TRACE", "--input-format", "json"],
+        ["info", "TRACE", "--format", "json"],
         ["query", "trace.json"],
         ["convert", "TRACE", "TRACE2", "--rank", "1", "-o", "OUT"],
         ["info", "TRACE", "--to", "svg"],
@@ -581,6 +581,39 @@ def test_debug_variable_prints_a_traceback(monkeypatch, capfd):
     monkeypatch.setenv("TRACEANALYZER_DEBUG", "1")
     assert status(["info", "/no/such"]) == 1
     assert "Traceback" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "current", "former"),
+    [
+        (["comm-outliers", "RANK"], ["--comm-pattern", "mm"], ["--pattern", "mm"]),
+        (["info", "TRACE"], ["--input-format", "chrome-trace"], ["--format", "chrome-trace"]),
+        (["flamegraph", "TRACE", "-o", "-"], ["--inverted"], ["--reverse"]),
+    ],
+    ids=["--pattern", "--format", "--reverse"],
+)
+def test_former_option_is_a_hidden_alias(tmp_path, capfd, command, current, former):
+    files = {"TRACE": _trace(tmp_path), "RANK": ROOT / "fixtures/nccl_8ranks/rank5.json.gz"}
+    command = [str(files.get(part, part)) for part in command]
+    outputs = []
+    for options in (current, former):
+        assert status([*command, *options]) == 0
+        outputs.append(capfd.readouterr().out)
+    assert outputs[0] == outputs[1] != ""
+    assert status([command[0], "--help"]) == 0
+    text = capfd.readouterr().out
+    assert f" {current[0]} " in text
+    assert f" {former[0]} " not in text
+
+
+def test_former_command_is_a_hidden_alias(capfd):
+    texts = []
+    for name in ("cuda-api", "api"):
+        assert status([name, "--help"]) == 0
+        texts.append(capfd.readouterr().out.partition("\n")[2])
+    assert texts[0] == texts[1] != ""
+    assert status(["--help"]) == 0
+    assert {"cuda-api", "api"}.intersection(capfd.readouterr().out.split()) == {"cuda-api"}
 
 
 def test_rank_selects_files(tmp_path, capfd):

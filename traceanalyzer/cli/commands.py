@@ -19,6 +19,7 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import AnalyzerOptions
 from traceanalyzer.cli.answering import answer
 from traceanalyzer.cli.options import (
+    AliasedOption,
     Decorator,
     plotting,
     reading,
@@ -92,6 +93,9 @@ def _values(path: Path, key: str, value: object) -> list[str | int]:
     return values
 
 
+#: Former names of commands, still accepted.
+_RENAMED_COMMANDS = {"api": "cuda-api"}
+
 #: Placeholders of options that take a file; every argument is a file.
 _FILES = ("FILE", "FOLDER", "PATH", "OTHER", "BASE", "OUT")
 
@@ -114,10 +118,11 @@ class Commands(click.Group):
         return sorted({*registry.commands(), *_of_other_packages()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command by its name."""
-        entry = registry.commands().get(cmd_name)
-        if entry is None and cmd_name in _of_other_packages():
-            entry = registry.entry(cmd_name.replace("-", "_"))
+        """Return a command by its name or former name."""
+        name = _RENAMED_COMMANDS.get(cmd_name, cmd_name)
+        entry = registry.commands().get(name)
+        if entry is None and name in _of_other_packages():
+            entry = registry.entry(name.replace("-", "_"))
         if entry is None:
             return None
         command = _command(entry)
@@ -129,12 +134,12 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command of the first argument; ``diagnose`` if it is a file or folder."""
         name = args[0]
-        known = {*registry.commands(), *_of_other_packages()}
-        if name in known or name.startswith("-"):
+        known = [*registry.commands(), *_RENAMED_COMMANDS]
+        if name in known or name.startswith("-") or name in _of_other_packages():
             return super().resolve_command(ctx, args)
         if os.path.exists(name) or "." in name or os.sep in name:  # noqa: PTH110 - a name
             return "diagnose", self.get_command(ctx, "diagnose"), args
-        close = get_close_matches(name, sorted(known), n=1)
+        close = get_close_matches(name, [*known, *_of_other_packages()], n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise click.UsageError(f"{name!r} is not a command, a file or a folder.{hint}", ctx)
 
@@ -207,9 +212,9 @@ def _option(field: Field[Any]) -> Decorator:
     name, default, about = field.name, field.default, field.metadata["option"]
     annotation = field.type if isinstance(field.type, str) else formatannotation(field.type)
     flag = about.flag or "--" + name.replace("_", "-")
-    settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar}
+    settings: dict[str, Any] = {"help": about.help, "metavar": about.metavar, "cls": AliasedOption}
     if default is False:
-        return click.option(flag, name, is_flag=True, help=about.help)
+        return click.option(flag, name, is_flag=True, help=about.help, cls=AliasedOption)
     if isinstance(default, tuple):
         return click.option(flag, name, multiple=True, **settings)
     default_text = about.default_text or default

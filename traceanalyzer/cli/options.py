@@ -25,6 +25,24 @@ _PICTURES = ("svg", "png")
 Command = Callable[..., None]
 Decorator = Callable[[Command], Command]
 
+#: Former spellings of options, still accepted.
+RENAMED_OPTIONS = {
+    "--format": "--input-format",
+    "--pattern": "--comm-pattern",
+    "--reverse": "--inverted",
+}
+
+
+class AliasedOption(click.Option):
+    """An option that also accepts its former spelling, which help and completion omit."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add the option with its former spelling to the parser."""
+        names = self.opts
+        self.opts = names + [old for old, new in RENAMED_OPTIONS.items() if new in names]
+        super().add_to_parser(parser, ctx)
+        self.opts = names
+
 
 def _duration(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     return None if text is None else parse_ns(text, option.opts[0])
@@ -45,7 +63,8 @@ def _input_format(context: click.Context, _option: click.Parameter, name: str | 
     form = "md" if name == "markdown" else name
     if form in FORMS:
         raise OptionError(
-            f"{name!r} is an output format: use --to {form} (--input-format is about the input)"
+            f"{name!r} is an output format: use --to {form} (--format and --input-format are about "
+            "the input)"
         )
     return name
 
@@ -259,6 +278,7 @@ _FILE_OPTIONS = (
     click.option(
         "--input-format",
         "format",
+        cls=AliasedOption,
         metavar="NAME",
         callback=_input_format,
         is_eager=True,
