@@ -9,7 +9,7 @@ import pytest
 from diagnosing import diagnosis, measurements
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.own_lines import IMPORTS
+from traceanalyzer.analyzers.common.own_lines import COMPILES, DEVICE, IMPORTS
 from traceanalyzer.analyzers.common.waits import LOCK
 
 MAIN = "<module> (/home/u/run.py:40);"
@@ -28,6 +28,17 @@ def sampled(tmp_path: Path, *lines: str) -> Path:
         ("communicate (subprocess.py:1209)", "waits for another process"),
         ("select (selectors.py:468)", "waits for data"),
         ("recv_bytes (multiprocessing/connection.py:216)", "waits for data"),
+        (
+            "get (ray/_private/worker.py:2755);get_objects (ray/_private/worker.py:906)",
+            "waits for another process",
+        ),
+        ("switch (gevent/_gevent_c_hub_primitives.py:3)", "waits for data"),
+        ("wait (gevent/_threading.py:84)", "waits for another thread"),
+        ("block_until_ready (jax/_src/array.py:640)", DEVICE),
+        ("synchronize (/opt/lib/python3.12/site-packages/torch/cuda/__init__.py:985)", DEVICE),
+        ("cache_miss (jax/_src/pjit.py:340);backend_compile (jax/_src/compiler.py:310)", COMPILES),
+        ("_compile (torch/_dynamo/convert_frame.py:1);run (torch/fx/interpreter.py:1)", COMPILES),
+        ("_fn (torch/_dynamo/eval_frame.py:600);forward (torch/nn/functional.py:1)", None),
         ("<module> (site-packages/mlflow/__init__.py:3)", IMPORTS),
         ("_find_and_load (<frozen importlib._bootstrap>:1007)", IMPORTS),
         ("compute (numpy/linalg.py:3)", None),
@@ -44,6 +55,44 @@ def test_waits_and_imports_are_not_hot(tmp_path: Path, leaf: str, doing: str | N
     assert (found is None) == (doing is None)
     one, *_ = diagnosis(path).diagnosis
     assert ("bpe.py:77" in one.title) == (doing is not None)
+
+
+@pytest.mark.parametrize(
+    "path", ["torch/serialization.py", "/v/site-packages/torch/serialization.py"]
+)
+def test_saves_that_are_not_most_of_their_line(path: str, tmp_path: Path) -> None:
+    """A trainer of a library saves: the line of own code calls more of other functions."""
+    fit = f"{MAIN}fit (/home/u/run.py:22);train (transformers/trainer.py:2240);"
+    spy = sampled(
+        tmp_path, f"{fit}backward (torch/_tensor.py:581) 600",
+        f"{fit}_save_checkpoint (transformers/trainer.py:3290);_save ({path}:1250) 300",
+        f"{fit}_load_from_checkpoint (transformers/trainer.py:310);load ({path}:1310) 100",
+    )  # fmt: skip
+    (one,) = (one for one in diagnosis(spy).diagnosis if "checkpoint" in one.title)
+    assert one.cost_frac == pytest.approx(0.3)
+    assert "fit (/home/u/run.py:22)" in one.title
+
+
+def test_compilation_is_named_with_its_line(tmp_path: Path) -> None:
+    step = f"{MAIN}epoch (/home/u/run.py:77);cache_miss (jax/_src/pjit.py:340);"
+    spy = sampled(
+        tmp_path, f"{step}backend_compile (jax/_src/compiler.py:310) 300",
+        f"{step}trace_to_jaxpr_dynamic (jax/_src/interpreters/partial_eval.py:2);"
+        "loss (/home/u/model.py:31) 100",
+        f"{MAIN}epoch (/home/u/run.py:80);block_until_ready (jax/_src/array.py:640) 600",
+    )  # fmt: skip
+    (one,) = diagnosis(spy).diagnosis
+    assert one.cost_frac == pytest.approx(0.4)
+    assert "epoch (/home/u/run.py:77)" in one.title
+
+
+def test_the_script_that_starts_a_package_is_no_own_code(tmp_path: Path) -> None:
+    serve = "<module> (bin/vllm:8);run (asyncio/runners.py:118);"
+    spy = sampled(
+        tmp_path, f"{serve}select (selectors.py:468) 960",
+        f"{serve}output_handler (vllm/v1/engine/async_llm.py:350) 40",
+    )  # fmt: skip
+    assert not diagnosis(spy).diagnosis
 
 
 @pytest.mark.parametrize(

@@ -752,6 +752,8 @@ def test_frames_in_sentences(name: str, expected: str) -> None:
         ("train.py(9): evaluate", "less often"),
         ("dataloader/train", "workers"),
         ("torch/_dynamo/convert_frame.py(3): compile", "recompiles"),
+        ("torch/_compile.py(42): inner", "out of the loop"),  # around code that is not compiled
+        ("torch/_dynamo/eval_frame.py(600): _fn", "out of the loop"),
         ("rotate_logs", "less often"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import called_in, frame_text
-from traceanalyzer.analyzers.common.own_lines import BACKGROUND, LOADER
+from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.info.compute import Info
@@ -113,7 +113,8 @@ def _growing_calls(result: Steps, _: Answers) -> Iterator[Measured]:
 def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     if not result.total_samples:
         return
-    counted = result.paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
+    paths = _with_saves(result)
+    counted = paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
     running = float(counted["samples"].sum())
     idle = result.total_samples - running
     yield from _loading(result)
@@ -128,10 +129,10 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         is_kind = pl.col(column).str.contains(pattern).fill_null(value=False)
         yield from _summed(counted.filter(is_kind), running, of, what, advice)
         rest_rows = rest_rows.filter(~is_kind)
-    saving = _saving(result)
     yield from _lock_waits(result)
-    yield from _checkpoints(result, saving, running)
-    rest_rows = rest_rows.join(saving, on=LIBRARY, how="anti", nulls_equal=True)
+    yield from _compiles(result)
+    yield from _checkpoints(result, paths.filter("saves"), running)
+    rest_rows = rest_rows.filter(~pl.col("saves"))
     loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
     fewest = _FEWEST * (result.unit == "samples")
     lines = by_line(rest_rows).filter(pl.col("samples") >= fewest).head(_MOST_LINES)
@@ -161,8 +162,8 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
 
 #: Calls that save checkpoints, and files of progress bars.
 _SAVES = (
-    r"(?:async_)?save\w* \((?:torch/serialization|safetensors|flax/training)"
-    r"|\(torch/distributed/checkpoint/|\(orbax/checkpoint/"
+    r"(?:async_|_)?save\w* \((?:.*/)?(?:torch/serialization|safetensors|flax/training)"
+    r"|\((?:.*/)?(?:torch/distributed|orbax)/checkpoint/"
 )
 #: Kinds of samples that are summed: column, pattern, what they do, advice. Python's profiler and
 #: Austin have a frame for collections of garbage.
@@ -237,19 +238,27 @@ def _summed(
         )
 
 
-def _saving(result: LeafPaths) -> pl.DataFrame:
-    """Return the lines of own code (:data:`LIBRARY`) below which checkpoints are saved."""
+def _with_saves(result: LeafPaths) -> pl.DataFrame:
+    """Return the paths, and whether their leaf (if it runs) or their line mostly ``saves``."""
     calls = pl.col("calls").str.contains(_SAVES)
-    lines = result.lines.filter(calls).select("name", "path", "line").unique(maintain_order=True)
-    return lines.rename(dict(zip(lines.columns, LIBRARY, strict=True)))
+    lines = result.lines.filter(calls).select("name", "path", "line").unique()
+    lines = lines.rename(dict(zip(lines.columns, LIBRARY, strict=True)))
+    of_line = lines.with_columns(of_line=True)
+    rows = result.paths.join(
+        of_line, on=LIBRARY, how="left", nulls_equal=True, maintain_order="left"
+    )
+    leaf = pl.format("{} ({}", "name", pl.col("path").fill_null("")).str.contains(_SAVES)
+    return rows.with_columns(
+        saves=(leaf & pl.col("doing").is_null()) | pl.col("of_line").is_not_null()
+    )
 
 
-def _checkpoints(result: LeafPaths, lines: pl.DataFrame, running: float) -> Iterator[Measured]:
-    """Yield the samples below lines that save checkpoints, with their waits for earlier saves."""
-    rows = result.paths.join(lines, on=LIBRARY, how="semi", nulls_equal=True)
+def _checkpoints(result: LeafPaths, rows: pl.DataFrame, running: float) -> Iterator[Measured]:
+    """Yield the samples that save checkpoints, with their waits for earlier saves."""
     waits = float(rows.filter(pl.col("doing").is_not_null())["samples"].sum())
     if share := float(rows["samples"].sum()) / ((running + waits) or 1):
-        places = [f"{name} ({path}:{line})" for name, path, line in lines.head(_NAMED).iter_rows()]
+        lines = by_line(rows)[LIBRARY].head(_NAMED)
+        places = [f"{name} ({path}:{line})" for name, path, line in lines.iter_rows()]
         yield Measured(
             size=share,
             title=f"{format_frac(share)} of samples with your code save checkpoints: "
@@ -258,10 +267,29 @@ def _checkpoints(result: LeafPaths, lines: pl.DataFrame, running: float) -> Iter
                 *[f"{format_weight(waits, result.unit)} of it wait, such as for the save before."]
                 * (waits > 0),
             ),
-            advice="Save less often, and keep the host memory that the state is copied to, pinned "
-            "(DefaultStager, cache_staged_state_dict); a save that waits for the one before needs "
-            "more writers or a longer interval.",
+            advice="Save less often, in the background (torch.distributed.checkpoint.async_save), "
+            "and keep the host memory that the state is copied to, pinned (DefaultStager, "
+            "cache_staged_state_dict); a save that waits for the one before needs more writers or "
+            "a longer interval.",
             of="samples",
+        )
+
+
+def _compiles(result: LeafPaths) -> Iterator[Measured]:
+    """Yield the samples in which code is compiled at run time, with the line that takes most."""
+    is_compiler = pl.col("activity") == COMPILES
+    for row in result.activities.filter(is_compiler).iter_rows(named=True):
+        share = row["samples"] / result.total_samples
+        yield Measured(
+            size=share,
+            title=f"{format_frac(share)} of samples compile code"
+            f"{f', most of it at {place}' if (place := row['place']) else ''}.",
+            advice="Once, at the start, is expected. In the loop keep shapes, types and static "
+            "arguments equal; TORCH_LOGS=recompiles or JAX_EXPLAIN_CACHE_MISSES=1 prints the "
+            "reason. Keep compiled code from run to run (TORCHINDUCTOR_CACHE_DIR, "
+            "JAX_COMPILATION_CACHE_DIR).",
+            of="samples",
+            confidence="medium",
         )
 
 

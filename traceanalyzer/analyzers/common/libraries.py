@@ -24,8 +24,8 @@ _STANDARD = re.compile(
 _NATIVE = re.compile(
     r"\.(?:so(?:\.[\d.]+)?|dll|dylib|pyd|exe|out)$|^\[|^(?:ld|lib)[\w.+-]*$"
     r"|(?:^|/)python[\d.]*t?$"
-    # a program: an absolute path without a suffix; a version is not a suffix
-    r"|^/(?:.*/)?(?:[^/.]|\.(?=\d))+$"
+    # a program, or the script that starts a package: a path without a suffix; versions are none
+    r"|^(?:/(?:.*/)?|bin/)(?:[^/.]|\.(?=\d))+$"
 )
 _SEPARATOR = re.compile(r"[/\\]")
 _SOURCE = re.compile(r"\.(?:py|pyx|pxd|pyi|ipynb)$")
@@ -50,7 +50,7 @@ KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quot
     attrs audioread av bitsandbytes boto3 botocore cachetools certifi cffi charset_normalizer click
     cloudpickle colorama coloredlogs composer cryptography cupy cv2 dask datasets debugpy decorator
     decord deepspeed dill distributed docker duckdb einops evaluate fairscale fastapi filelock fire
-    flash_attn flashinfer flax fsspec gcsfs git google grpc gymnasium h11 h5py haiku horovod
+    flash_attn flashinfer flax fsspec gcsfs gevent git google grpc gymnasium h11 h5py haiku horovod
     httpcore httpx huggingface_hub hydra imageio ipykernel jax jaxlib jedi jinja2 joblib jsonschema
     keras kornia librosa lightning lightning_fabric lightning_utilities llvmlite lmdb loguru lxml
     markdown matplotlib megatron mlflow monai mpi4py mpmath msgpack msgspec multidict multiprocess

@@ -30,6 +30,20 @@ _LOADER_CODE = r"[/\\]utils[/\\]data[/\\]"
 _NEXT_BATCH = r"dataloader\.py: (?:\w+\.)*(?:__next__|_next_data|_(?:try_)?get_data)$"
 #: Shorter than in findings.
 _DATA = "waits for data"
+#: What a sample does in which code is traced or compiled at run time, and where.
+COMPILES = "compiles"
+_COMPILER = (
+    r"(?:^|[/\\])(?:jax/_src/(?:compiler\.py: |interpreters/\w+\.py: (?:trace_to_jaxpr|lower_)\w*$)"
+    r"|torch/(?:_dynamo/convert_frame\.py: |_inductor/compile_fx\.py: (?:\w+\.)*\w*compile)"
+    r"|triton/compiler/compiler\.py: |numba/core/compiler\w*\.py: "
+    r"|tensorflow/python/framework/func_graph\.py: func_graph_from_py_func$)"
+)
+#: What the main thread does while the GPU works.
+DEVICE = "waits for the GPU"
+_SYNCHRONISES = (
+    r"(?:^|[/\\])(?:jax/_src/array\.py: (?:\w+\.)*block_until_ready"
+    r"|torch/cuda/(?:__init__|streams)\.py: (?:\w+\.)*synchronize)$"
+)
 
 MODULE = "<module>"
 _PROCESS = r"(?:^|[/\\])multiprocessing[/\\](?:process|forkserver|\w+_tracker)\.py$"
@@ -90,7 +104,7 @@ def starts_process(texts: pl.DataFrame) -> intervals.Bools:
 def doing(
     tree: CallTree, node: intervals.Ints, background: intervals.Bools | None = None
 ) -> pl.Series:
-    """Return what a sample does instead of running code: it waits, imports, or has no frame.
+    """Return what a sample does instead of running code: it waits, imports, or compiles.
 
     Null for code that runs, but in background threads (a mask of the samples). A sample waits if
     its innermost function does, or the innermost one that is not native; below a wait for another
@@ -108,16 +122,21 @@ def doing(
     of_loader = code.str.contains(_LOADER_CODE).to_numpy()[tree.frame]
     loader = at(tree.frame, at(stack_weights.nearest(tree.parent, of_loader), node))
     loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)
+    compiles = tree.on_stack(code.str.contains(_COMPILER).to_numpy(), node)
+    syncs = code.str.contains(_SYNCHRONISES).gather(row_of(at(tree.frame, source)))
     rows = pl.DataFrame(
-        {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads}
-    )
+        {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads,
+         "compiles": compiles, "syncs": syncs.fill_null(value=False)}
+    )  # fmt: skip
     apart = np.zeros(len(node), np.bool_) if background is None else background
-    wait = pl.coalesce("alone", "above")
+    wait = pl.coalesce("alone", "above", pl.when("syncs").then(pl.lit(DEVICE)))
     return rows.select(
         doing=pl.when(pl.Series(node == stack_weights.ROOT))
         .then(pl.lit(NO_FRAME))
         .when("imports")
         .then(pl.lit(IMPORTS))
+        .when("compiles")
+        .then(pl.lit(COMPILES))
         .when(pl.Series(np.isin(at(tree.frame, node), tree.locked)))
         .then(pl.lit(LOCK))
         .when(pl.col("joins") & wait.is_not_null())
@@ -184,7 +203,7 @@ def sums(
     call = np.where(call == line, np.where(line == node, stack_weights.ROOT, node), call)
     call = np.where(line == stack_weights.ROOT, stack_weights.ROOT, call)
     own_code, does = _is_own_code(tree), doing(tree, node, background)
-    waits = (~does.is_in([IMPORTS, BACKGROUND])).fill_null(value=False).to_numpy()
+    waits = (~does.is_in([IMPORTS, COMPILES, BACKGROUND])).fill_null(value=False).to_numpy()
     waits &= own_code.any() and ~tree.on_stack(own_code, node)
     rows = pl.DataFrame(
         {
@@ -325,7 +344,8 @@ def _apart(acts: pl.DataFrame) -> Iterator[str]:
     what = pl.col("activity")
     labels = {
         "importing": what == IMPORTS,
-        "waiting": ~what.is_in([IMPORTS, IDLE, RUNS, RUNS_OTHER, BACKGROUND]),
+        "compiling": what == COMPILES,
+        "waiting": ~what.is_in([IMPORTS, COMPILES, IDLE, RUNS, RUNS_OTHER, BACKGROUND]),
         "idle threads": what == IDLE,
         "other code": what == RUNS_OTHER,
         "background threads": what == BACKGROUND,

@@ -55,11 +55,14 @@ _MODULES = {
     FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)"
     r"|torch/utils/file_baton\.py: wait",
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
-    r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)",
+    r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)"
+    r"|ray/_private/worker\.py: (?:get|get_objects|wait)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
-    r"|_wait_for_tstate_lock)|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
+    r"|_wait_for_tstate_lock)|gevent/_threading\.py: wait"
+    r"|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
     DATA: r"multiprocessing/connection\.py: (?:_?recv\w*|wait|_?poll)|selectors\.py: select"
-    r"|(?:socket|ssl)\.py: (?:recv\w*|readinto|accept|read)",
+    r"|(?:socket|ssl)\.py: (?:recv\w*|readinto|accept|read)"
+    r"|gevent/_?(?:gevent_c)?_?hub\w*\.py: (?:switch|wait|run|join)",
 }
 _BY_NAME = [(what, re.compile(pattern)) for what, pattern in _C_FUNCTIONS.items()]
 _BY_MODULE = [(what, re.compile(rf"(?:^|[/\\]){p}$")) for what, p in _MODULES.items()]

@@ -765,8 +765,10 @@ _STAGE_FASTER = (
     "checkpoint to the next (cache_staged_state_dict, a staging thread), copy fewer bytes per rank "
     "(sharded state), or save less often."
 )
+#: Functions around code that torch.compile skips, or has compiled before.
+_AROUND = r".*torch[/\\](?:_compile|_dynamo[/\\](?:eval_frame|external_utils|decorators))\.py"
 #: Host code by its name: compilation, evaluation, collection of garbage.
-_COMPILES = re.compile(r"(?i)_?dynamo|inductor|compil|autotun")
+_COMPILES = re.compile(rf"(?i)^(?!{_AROUND}).*(?:_?dynamo|inductor|compil|autotun)")
 _EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
 _COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^python gc$|^<built-in function collect>$")
 #: The rest of a function after a graph break of torch.compile.

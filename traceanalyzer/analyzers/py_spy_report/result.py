@@ -128,7 +128,8 @@ def _verdict(result: LeafPaths) -> str:
         return own_lines.answer(result.lines, result.activities, result.unit, shares)
     functions = _functions(result)
     if functions.is_empty():
-        return f"No sample runs code: {_of_total(result, result.total_samples)} wait or import."
+        of_total = _of_total(result, result.total_samples)
+        return f"No sample runs code: {of_total} wait, import or compile."
     place, share = functions.row(0, named=True)["place"], functions["samples_frac"][0]
     return (
         f"{place} has the highest self share: {format_frac(share)}. "
