@@ -30,7 +30,7 @@ _HINTS: dict[str, str] = {
     "python_function": "record with torch.profiler with_stack=True",
     "user_annotation": "mark ranges with torch.profiler.record_function",
     "cuda_sync": "record with torch.profiler "
-    "experimental_config=torch.profiler._ExperimentalConfig(enable_cuda_sync_events=True)",
+    "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
     "sample": "record with py-spy record -f raw -o FILE",
     "cpu_instant_event": "record with torch.profiler profile_memory=True",
     "input_dims": "record with torch.profiler record_shapes=True",

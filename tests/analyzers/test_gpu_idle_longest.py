@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
     main_place,
 )
 from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
+from traceanalyzer.findings import diagnose
 from traceanalyzer.trace import Trace
 
 modest = settings(max_examples=50, deadline=None)
@@ -288,7 +289,7 @@ def test_pauses_at_any_place(traces: list[Trace], found: list[tuple[int, int]]) 
 
 
 def stopped(
-    ends_ms: tuple[float, ...], rank: int, *, part: bool = False, late_ms: float = 0
+    ends_ms: tuple[float, ...], rank: int, *, part: bool = False, late_ms: float = 0, works=995
 ) -> Trace:
     """Return 60 steps of 7 ms in operators; the host stops for 20 ms before each of these ends."""
     events, at, ends = [], 0, [round(1000 * (end + late_ms)) for end in ends_ms]
@@ -298,7 +299,7 @@ def stopped(
             start = at
             if ends and at >= ends[0] - 20_000:
                 at = ends.pop(0)
-            kernels = work(10 * number + nth, at, at + 995)
+            kernels = work(10 * number + nth, at, at + works)
             if part and at > start + 995:  # a kernel that was queued runs in the middle
                 kernels += work(10_000 + number, at - 9_000, at - 8_990)
             events += kernels
@@ -326,6 +327,17 @@ def test_stops_of_the_host(ends: tuple[float, ...], late: float, ranks: int, adv
     assert stop == bool(advice)
     assert advice in result.advice("launch_overhead")
     assert len(result.pauses_of("launch_overhead")[0]) == (len(ends) * ranks if advice else 0)
+
+
+@pytest.mark.parametrize(("ends", "found"), [((69, 169, 369), 3), ((69, 130, 250), 0)])
+def test_stops_beside_slow_launches(ends: tuple[float, ...], found: int) -> None:
+    """Half of the late launches is enough for those of a quota; only the stops can be gained."""
+    recorded = stopped(ends, 0, works=900)
+    result = gpu_idle(recorded)
+    assert 120_000_000 > result.idle_by_cause["launch_overhead"] > 1.5 * 60_000_000
+    assert len(result.pauses_of("launch_overhead")[0]) == found
+    (one,) = (f for f in diagnose(recorded).findings if f.id == "launch-bound")
+    assert (one.gain_ns < 0.7 * one.cost_ns) == bool(found)
 
 
 def test_recorded_garbage_collection() -> None:

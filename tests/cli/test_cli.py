@@ -616,6 +616,14 @@ def test_former_command_is_a_hidden_alias(capfd):
     assert {"cuda-api", "api"}.intersection(capfd.readouterr().out.split()) == {"cuda-api"}
 
 
+def test_help_breaks_no_name_at_a_hyphen(capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for name in ("what-if", "diff", "demo"):
+        assert status([name, "--help"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith("-")] == []
+
+
 def test_rank_selects_files(tmp_path, capfd):
     paths = [str(_trace(tmp_path, rank)) for rank in range(2)]
     assert status(["info", *paths, "--rank", "1", "--to", "json"]) == 0

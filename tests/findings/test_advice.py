@@ -603,6 +603,7 @@ def test_function_of_an_optimizer_that_launches_kernels_is_not_on_the_cpu() -> N
     [
         ("aten::item", "cudaStreamSynchronize", "aten::item reads a number"),
         ("aten::nonzero", "cudaStreamSynchronize", "size that depends on the data"),
+        ("aten::where", "cudaStreamSynchronize", "size that depends on the data"),
         ("aten::to", "cudaMemcpyAsync", "non_blocking=True"),
         ("aten::copy_", "cudaStreamSynchronize", "non_blocking=True"),
         ("", "cudaDeviceSynchronize", "Remove cudaDeviceSynchronize"),

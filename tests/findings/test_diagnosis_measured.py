@@ -167,6 +167,14 @@ def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
     assert part in one.advice
 
 
+def test_a_line_that_allocates_is_no_slow_loop(tmp_path: Path) -> None:
+    raw = tmp_path / "a.austin"
+    raw.write_text("# mode: memory\nP1;T1;a.py:main:1;a.py:grow:7 9000\nP1;T1;a.py:main:1 1000\n")
+    one, _ = measurements("hot-line", ta.py_spy_report(raw))
+    assert (one.size, one.of) == (0.9, "allocated memory")
+    assert "reuse it" in one.advice
+
+
 def test_the_backward_pass_is_no_finding(tmp_path: Path) -> None:
     backward = "backward (torch/_tensor.py:5);_engine_run_backward (torch/autograd/graph.py:8)"
     raw = tmp_path / "a.raw.txt"

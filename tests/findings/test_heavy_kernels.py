@@ -131,6 +131,13 @@ COPY = (
 FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<{}> >()"
 
 
+def test_kernels_that_dequantize_count_together() -> None:
+    names = ("kDequantizeBlockwise<bf16>", "dequantize_block_q4_K<float>")
+    (one,) = judged(steps([work for name in names for work in (("", name, 120), GEMM)]))
+    assert (one.size, one.cost_frac) == (0.15, pytest.approx(120 / 520, rel=0.02))
+    assert "Marlin" in one.advice
+
+
 @pytest.mark.parametrize(
     ("operator", "kernels", "part"),
     [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import traceanalyzer as ta
-from traceanalyzer.render.table import render, shorten_all
+from traceanalyzer.render.table import Column, fitted, render, shorten_all
 from traceanalyzer.result import Result
 
 NCCL = [f"ncclDevKernel_{kind}_RING_LL(ncclDevKernelArgsStorage<4096ul>, ncclWork*)"
@@ -38,6 +38,28 @@ def test_cut_keeps_what_distinguishes_names():
 def test_copies_keep_direction_and_kind_of_memory(name, short):
     assert shorten_all([name, "x"], 20) == [short, "x"]
     assert shorten_all([name], 40) == [name]
+
+
+def test_places_lose_folders_first():
+    assert shorten_all(["Net.forward (a/b/model.py:7)"], 24) == ["Net.forward (model.py:7)"]
+    apart = ["f (some/folder/a/model.py:7)", "f (some/folder/b/model.py:7)"]
+    assert len({*shorten_all(apart, 24)}) == 2
+
+
+def test_an_open_end_is_cut_at_the_end():
+    assert shorten_all(["nothing recorded 1.4 ms ..."], 15) == ["nothing reco..."]
+
+
+def test_the_first_of_several_names_stays_complete():
+    called = "_BaseDataLoaderIter.__next__ (torch/utils/data/dataloader.py)"
+    columns = [
+        Column("own", ["own"], ["Trainer.train_step (toytrain/trainer.py:10)"], numeric=False),
+        Column("calls", ["calls"], [called], numeric=False),
+        Column("n", ["samples"], ["518"], numeric=True),
+    ]
+    (own, calls, n), hidden = fitted(columns, 72, ["n"])
+    assert (own.cells, n.cells, hidden) == (["Trainer.train_step (trainer.py:10)"], ["518"], [])
+    assert sum(one.width + 3 for one in (own, calls, n)) <= 73
 
 
 def test_single_name_loses_its_middle():

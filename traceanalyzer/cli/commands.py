@@ -11,6 +11,7 @@ from functools import cache
 from importlib import import_module
 from inspect import formatannotation
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any
 
 import click
@@ -27,6 +28,9 @@ from traceanalyzer.cli.options import (
     writing,
 )
 from traceanalyzer.units import parse_bytes, parse_ns
+
+# click wraps help with it: names of rules and options have hyphens, at which no line breaks
+TextWrapper.wordsep_re = TextWrapper.wordsep_simple_re
 
 #: Options that may have a default; the others belong to one call.
 WITH_DEFAULT = ("library-name", "color", "workers", "top")

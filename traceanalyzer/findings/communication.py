@@ -654,6 +654,8 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
     for top in comm.groups.head(1).iter_rows(named=True):
         speed = top["transfer_busbw_gbps"] or top["busbw_gbps"]
         rate = f", bus bandwidth {speed:.3g} GB/s" if speed else ""
+        if top["link_frac"] and top["link"] not in (None, NETWORK):
+            rate += f" ({format_frac(top['link_frac'])} of {top['link']})"
         like = ["collective", "message_bytes", "group_size", "kernel", "link"]
         alike = comm.groups.join(comm.groups.head(1), on=like, how="semi", nulls_equal=True)
         n, several = int(alike["n"].sum()), alike.height > 1 and top["group_size"]

@@ -155,6 +155,11 @@ _BLITTING = (
     "device, copy it once and from pinned memory, or on a stream of its own, to overlap with "
     "other kernels."
 )
+_DEQUANTIZE = "convert quantized weights before each product"
+_DEQUANTIZING = (
+    "Each product converts all of a weight, whatever the batch: use more tokens per step, 16-bit "
+    "weights if they fit, or kernels that multiply quantized weights (Marlin, torchao int4)."
+)
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
 _LOG_SOFTMAX = "compute log-softmax and loss one after another"
@@ -184,13 +189,15 @@ _TOGETHER = (
     ("FillFunctor", "fill memory with one value", ""),
     (r"unrolled_elementwise_kernel<direct_copy|float(?:16|8\w*)_copy_kernel", _CAST, _CASTING),
     ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _BLITTING),
+    ("(?i)dequantize_?block", _DEQUANTIZE, _DEQUANTIZING),
 )
 #: Families of kernels that belong together: what they do, and advice.
 _TOGETHER_IN = {"optimizer": ("update the parameters", _UPDATING), "norm": ("normalize", "")}
 #: Advice by kind; empty: by the operators that launch the kernel.
 _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.values())
 #: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).
-_USUALLY_LESS = ["normalize batches without cuDNN", *(what for what, _ in _TOGETHER_IN.values())]
+_USUALLY_LESS = ["normalize batches without cuDNN", _DEQUANTIZE]
+_USUALLY_LESS += [what for what, _ in _TOGETHER_IN.values()]
 _PROFILE = (
     "Look at this kernel first: replace the operator by a fused or library one, or profile it "
     "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."

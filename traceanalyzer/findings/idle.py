@@ -117,7 +117,7 @@ def _measured(
         evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
-        most_gain_ns=0 if waits_for == REQUESTS else _without_restarts(cause, result, time),
+        most_gain_ns=0 if waits_for == REQUESTS else _most_gain(cause, result, time, total),
         once=once,
         confidence="low" if unsure else _confidence(cause, result, known),
         rank=rank,
@@ -128,11 +128,14 @@ def _measured(
     )
 
 
-def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:
-    """Return the loss without later starts of loader workers; None if they start at most once.
+def _most_gain(cause: str, result: GpuIdle, time: DeviceTime, total: int) -> int | None:
+    """Return the part of a loss for pauses of the host, or for later starts of loader workers.
 
-    Workers that start at the beginning of the recording may start for the first time.
+    None if there are none: workers that start at the beginning of the recording may start for the
+    first time.
     """
+    if (pauses := result.pauses_of(cause)[0]).height:
+        return round(total * min(int(pauses["cause_ns"].sum()) / result.counted_by_cause[cause], 1))
     if cause != causes.DATALOADING or not result.host.starts_workers or not time.in_steps:
         return None
     losses, first = time.of_cause(cause), time.windows["step"][0]
@@ -311,7 +314,7 @@ def _are_matched(answers: Answers) -> bool:
 
 def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
     reads = cause == causes.CHECKPOINT_IO and result.reads  # of files, pipes or sockets
-    if reads or result.activity(cause).paused_by == activities.OVERLOAD:
+    if reads or result.activity(cause).pauses:  # pauses have a probable cause
         return "medium"
     return _CONFIDENCE.get(cause, known)
 

@@ -119,6 +119,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     idle = result.total_samples - running
     yield from _loading(result)
     of = "samples that run code" if idle else "samples"
+    of = "allocated memory" if result.unit == "bytes" else of
     loading, is_alone = result.loader_wait_frac, (result.processes["role"] == MAIN).all()
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
@@ -147,8 +148,9 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
             size=samples / (running + float(result.locks["samples"].sum())),
-            title=f"{'' if number else before}{format_frac(samples / running)} of "
-            f"{of} are in or below one {what} of your own code: {name} ({place}).",
+            title=f"{'' if number else before}{format_frac(samples / running)} of {of} "
+            f"{'is' if 'memory' in of else 'are'} in or below one {what} of your own code: "
+            f"{name} ({place}).",
             evidence=(
                 f"{part} in or below the {what}, {whole} in code that runs.",
                 *[f"Not counted: {rest} that wait, import or run in background threads."]
@@ -378,6 +380,10 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
             "it less often."
         )
         native = result.paths["path"].str.contains(_NATIVE).any()
+        if result.unit == "bytes":
+            return (
+                f"{part} is allocated in {name} itself: allocate once and reuse it, or keep less."
+            )
         return text if native else f"{text} {_MAYBE_NATIVE}"
     return f"{share} of it is in {called}: call it less often, or with less data."
 

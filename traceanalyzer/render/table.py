@@ -30,6 +30,7 @@ from traceanalyzer.units import one_of
 
 _READABLE = 24  # columns are hidden before names are shorter than this
 _SHORTEST = 10  # the limit where all other columns are hidden
+_FURTHER = 20  # names after the first one may be so short if that one is then complete
 _HEADING = 8  # narrower headings need too many lines
 _SEPARATOR = 3  # " | "
 _ELLIPSIS = "..."
@@ -38,6 +39,8 @@ _WITH_UNIT = re.compile(r"(?<=\d) ((?:%|[num]?s|[KMGT]?i?B|GB/s)(?!\w))")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _WORD = re.compile(r"[^\W\d_]+|\d+|.", re.DOTALL)
 _COPY = re.compile(r"(?:Memcpy )?(\w+) \((\w+) -> (\w+)\)")
+#: The folders of a place: ``f (pkg/train.py:7)``.
+_FOLDERS = re.compile(r"\((?:[^()/]*/)+(?=[^()/]+\)$)")
 #: Characters before the first difference that are kept.
 _LEAD = 2
 
@@ -84,7 +87,19 @@ def fitted(
         columns = [column for column in columns if column.name not in pair]
         hidden += pair
     limit = max(_text_limit(columns, width), _SHORTEST if hiding_order else _READABLE)
-    return [_shortened(column, limit) for column in columns], hidden
+    return _with_short_names(columns, width, limit), hidden
+
+
+def _with_short_names(columns: Sequence[Column], width: int, limit: int) -> list[Column]:
+    """Return columns of names that fit; the first of several loses folders rather than its end."""
+    names = [column for column in columns if not column.numeric]
+    for first in names[: len(names) > 1]:
+        brief = replace(first, cells=[_brief(cell) for cell in first.cells])
+        others = [one for one in columns if one is not first]
+        further = _text_limit(others, width - brief.width - _SEPARATOR)
+        if first.width > limit and further >= _FURTHER:
+            return [_shortened(one, brief.width if one is first else further) for one in columns]
+    return [_shortened(column, limit) for column in columns]
 
 
 def _shortened(column: Column, limit: int) -> Column:
@@ -137,14 +152,20 @@ def shorten_all(texts: Sequence[str], width: int) -> list[str]:
     if not long:
         return list(texts)
     brief = {text: _brief(text) if text in long else text for text in texts}
+    if len({*brief.values()}) < len(brief):
+        brief = {text: text for text in brief}
     short = _without_common(list(dict.fromkeys(brief.values())), width)
     return [short[brief[text]] for text in texts]
 
 
 def _brief(text: str) -> str:
-    """Return ``HtoD pinned`` for ``Memcpy HtoD (Pinned -> Device)``, and the first of shares."""
+    """Return ``HtoD pinned`` for ``Memcpy HtoD (Pinned -> Device)``, and the first of shares.
+
+    Places lose their folders: ``f (train.py:7)``.
+    """
     match = _COPY.fullmatch(text)
     if match is None:
+        text = _FOLDERS.sub("(", text)
         return f"{text.partition('%), ')[0]}%) ..." if "%), " in text else text
     kinds = [kind.lower() for kind in match.group(2, 3) if kind != "Device"]
     return " ".join((match[1], *kinds))
@@ -168,6 +189,8 @@ def _cut(text: str, width: int, counts: Mapping[str, int], n: int) -> str:
     """Keep both ends or a part within, whichever has the words that fewest of ``n`` texts have."""
     if len(text) <= width:
         return text
+    if text.endswith(_ELLIPSIS):
+        return f"{text[: width - len(_ELLIPSIS)]}{_ELLIPSIS}"
     rarity = [n - counts[word] for word in _WORD.findall(text) for _ in word]
     sums = list(accumulate(rarity, initial=0))
     removed = len(text) - (width - len(_ELLIPSIS))

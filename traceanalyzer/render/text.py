@@ -113,7 +113,7 @@ def shorten(text: str, width: int) -> str:
 def prose(text: str) -> str:
     """Escape a sentence, and shorten long arguments of C++ templates and words."""
     brief = _TEMPLATE.sub(lambda m: "<...>" if len(m[0]) > _LONG_ARGUMENTS else m[0], visible(text))
-    return _LONG_WORD.sub(lambda match: shorten(match[0], 80), brief)
+    return _LONG_WORD.sub(lambda match: shorten(match[0], 72), brief)
 
 
 #: A verdict shows at most so many sentences, with at most so many numbers; the rest are points.

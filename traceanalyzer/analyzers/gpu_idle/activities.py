@@ -38,7 +38,7 @@ _LOGS = re.compile(
 )
 #: Operators that read a number from the device, and those whose size depends on its data.
 _READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
-_SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::index$")
+_SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::(?:index|where)$")
 #: Calls and operators that copy, and calls that wait for an event.
 _COPIES = re.compile(r"(?i)memcpy|aten::(?:copy_|to|_to_copy|cpu|cuda)$")
 _EVENT = re.compile(r"(?i)EventSynchronize")
@@ -272,7 +272,7 @@ def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFra
 #: The period of a CPU quota, and how far from its multiples pauses end.
 _PERIOD_NS, _APART_NS = 100 * NS_PER_MS, 3 * NS_PER_MS
 #: The least pause, the distance of parts of one, and the share of late launches and host code.
-_LEAST_NS, _PARTS_NS, _MOSTLY = 5 * NS_PER_MS, NS_PER_MS, 0.8
+_LEAST_NS, _PARTS_NS, _MOSTLY, _HALF = 5 * NS_PER_MS, NS_PER_MS, 0.8, 0.5
 
 
 def stops(
@@ -281,8 +281,8 @@ def stops(
     """Return pauses of 5 ms and more in which the operating system stops the host, and by what.
 
     They are 3 or more per device, with most of the time of late launches and host code, at another
-    place in a step each. Those of a CPU quota end at multiples of 100 ms. Other processes stop
-    all ranks at the same time, in at most half of the steps.
+    place in a step each. Those of a CPU quota end at multiples of 100 ms (half of the time is
+    enough). Other processes stop all ranks at the same time, in at most half of the steps.
 
     Args:
         gaps: rows of :attr:`GpuIdle.gaps`, of late launches and host code.
@@ -303,7 +303,8 @@ def stops(
     n, at = pl.len().over(keys), pl.col("start") - pl.col("begin")
     until = pl.col("until") - pl.col("until").first().over(keys) + _PERIOD_NS // 2
     found = rows.select(
-        are_stops=(n >= _PAUSES).all() & (pl.col("cause_ns").sum() >= _MOSTLY * whole_ns),
+        are_stops=(n >= _PAUSES).all() & (pl.col("cause_ns").sum() >= _HALF * whole_ns),
+        mostly=pl.col("cause_ns").sum() >= _MOSTLY * whole_ns,
         elsewhere=at.max() - at.min() > _ELSEWHERE * pl.lit(steps.select(length.min()).item()),
         regular=((until % _PERIOD_NS - _PERIOD_NS // 2).abs() <= _APART_NS).all(),
     ).row(0, named=True)
@@ -315,7 +316,7 @@ def stops(
     together = rows.sort("at_ns").group_by(is_later.cum_sum()).agg(pl.col("rank").n_unique())
     n_ranks = steps["rank"].n_unique()
     shared = one_clock and n_ranks > 1 and (together["rank"] == n_ranks).all()
-    few = 2 * rows.height <= steps.height
+    few = found["mostly"] and 2 * rows.height <= steps.height
     return (rows, OVERLOAD) if shared and few else (rows.clear(), "")
 
 
