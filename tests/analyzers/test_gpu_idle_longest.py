@@ -330,7 +330,7 @@ def test_stops_of_the_host(ends: tuple[float, ...], late: float, ranks: int, adv
 
 
 @pytest.mark.parametrize(("ends", "found"), [((69, 169, 369), 3), ((69, 130, 250), 0)])
-def test_stops_beside_slow_launches(ends: tuple[float, ...], found: int) -> None:
+def test_stops_with_slow_launches(ends: tuple[float, ...], found: int) -> None:
     """Half of the late launches is enough for those of a quota; only the stops can be gained."""
     recorded = stopped(ends, 0, works=900)
     result = gpu_idle(recorded)

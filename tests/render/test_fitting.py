@@ -57,9 +57,9 @@ def test_the_first_of_several_names_stays_complete():
         Column("calls", ["calls"], [called], numeric=False),
         Column("n", ["samples"], ["518"], numeric=True),
     ]
-    (own, calls, n), hidden = fitted(columns, 72, ["n"])
-    assert (own.cells, n.cells, hidden) == (["Trainer.train_step (trainer.py:10)"], ["518"], [])
-    assert sum(one.width + 3 for one in (own, calls, n)) <= 73
+    (line, calls, n), hidden = fitted(columns, 72, ["n"])
+    assert (line.cells, n.cells, hidden) == (["Trainer.train_step (trainer.py:10)"], ["518"], [])
+    assert sum(one.width + 3 for one in (line, calls, n)) <= 73
 
 
 def test_single_name_loses_its_middle():
