@@ -39,6 +39,8 @@ _WITH_UNIT = re.compile(r"(?<=\d) ((?:%|[num]?s|[KMGT]?i?B|GB/s)(?!\w))")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _WORD = re.compile(r"[^\W\d_]+|\d+|.", re.DOTALL)
 _COPY = re.compile(r"(?:Memcpy )?(\w+) \((\w+) -> (\w+)\)")
+#: The share of the first of several: ``f 3 ms (61 %) ...``.
+_SHARE = re.compile(r" \([\d.]+ %\) \.\.\.$")
 #: The folders of a place: ``f (pkg/train.py:7)``.
 _FOLDERS = re.compile(r"\((?:[^()/]*/)+(?=[^()/]+\)$)")
 #: Characters before the first difference that are kept.
@@ -187,10 +189,8 @@ def _without_common(texts: Sequence[str], width: int) -> dict[str, str]:
 
 def _cut(text: str, width: int, counts: Mapping[str, int], n: int) -> str:
     """Keep both ends or a part within, whichever has the words that fewest of ``n`` texts have."""
-    if len(text) <= width:
+    if len(text) <= width or len(text := _SHARE.sub("", text)) <= width:
         return text
-    if text.endswith(_ELLIPSIS):
-        return f"{text[: width - len(_ELLIPSIS)]}{_ELLIPSIS}"
     rarity = [n - counts[word] for word in _WORD.findall(text) for _ in word]
     sums = list(accumulate(rarity, initial=0))
     removed = len(text) - (width - len(_ELLIPSIS))
