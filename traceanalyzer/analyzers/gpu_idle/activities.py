@@ -770,7 +770,7 @@ _STAGE_FASTER = (
 _AROUND = r".*torch[/\\](?:_compile|_dynamo[/\\](?:eval_frame|external_utils|decorators))\.py"
 #: Host code by its name: compilation, evaluation, collection of garbage.
 _COMPILES = re.compile(rf"(?i)^(?!{_AROUND}).*(?:_?dynamo|inductor|compil|autotun)")
-_EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval|valid|test)")
+_EVALUATES = re.compile(r"(?i)(?:^|[^a-z])(?:eval(?!_frame)|valid|test)")
 _COLLECTS = re.compile(r"(?i)gc\.collect|garbage|^python gc$|^<built-in function collect>$")
 #: The rest of a function after a graph break of torch.compile.
 _RESUMES = re.compile(r"torch_dynamo_resume_in_(\w+?)_at_[\d*]+")
