@@ -54,7 +54,6 @@ TESTS: dict[str, str] = {
     "analyzers/transfers/compute.py": "transfers diagnosis_copies",
     "analyzers/replay/changes.py": "what_if what_if_pipeline follow",
     "analyzers/replay/engine.py": "what_if follow",
-    "analyzers/replay/follow.py": "what_if follow",
     "analyzers/replay/host.py": "what_if_host what_if",
     "analyzers/replay/program.py": "program what_if what_if_host",
     "analyzers/replay/sample.py": "what_if what_if_host",
