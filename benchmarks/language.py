@@ -83,11 +83,15 @@ def _texts() -> Iterator[str]:
 
 
 def _strings() -> Iterator[tuple[Path, int, str]]:
-    """Every string of the package with a space, docstrings among them."""
+    """Every string of the package with a space, docstrings among them, and its files of texts."""
     for path in _sources("traceanalyzer"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
                 yield path, node.lineno, node.value
+    for path in sorted((_ROOT / "traceanalyzer").rglob("*.toml")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if not line.startswith("begins = "):  # a regular expression
+                yield path, number, line
 
 
 def _prose() -> Iterator[tuple[Path, int, str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, reduce
+from importlib.resources import files
 from operator import or_
 from typing import Any, TypeVar
 
@@ -21,111 +23,9 @@ T = TypeVar("T")
 #: (start, end) in ns; None for an open end.
 _Span = tuple[int | None, int | None]
 
-#: How to record a kind of events, or other required data, with PyTorch's profiler or py-spy.
-_HINTS: dict[str, str] = {
-    "kernel": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
-    "gpu_memcpy": "record with torch.profiler activities=[ProfilerActivity.CUDA]",
-    "cpu_op": "record with torch.profiler activities=[ProfilerActivity.CPU]",
-    "cuda_runtime": "record with torch.profiler activities=[CPU, CUDA]",
-    "python_function": "record with torch.profiler with_stack=True",
-    "user_annotation": "mark ranges with torch.profiler.record_function",
-    "cuda_sync": "record with torch.profiler "
-    "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True)",
-    "sample": "record with py-spy record -f raw -o FILE",
-    "cpu_instant_event": "record with torch.profiler profile_memory=True",
-    "input_dims": "record with torch.profiler record_shapes=True",
-    "other code": "a recording with_stack=True, or py-spy,",
-    "device work": "record with torch.profiler "
-    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
-    "collective": "GPU collectives need torch.profiler "
-    "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], those of gloo and MPI "
-    "ProfilerActivity.CPU",
-    "step": "call profiler.step() after each step, or mark steps with "
-    "torch.profiler.record_function",
-    "stack": "a flamegraph needs py-spy record, or torch.profiler with_stack=True",
-    "counter": "MosaicML Composer records the host's with "
-    "Profiler(sys_prof_cpu=True, sys_prof_memory=True, sys_prof_disk=True, sys_prof_net=True)",
-}
-
-_CUDA = "record with nsys profile --trace=cuda"
-_NOT_BY_NSYS = "not recorded by nsys; record with torch.profiler"
-#: Different advice for traces of Nsight Systems.
-_NSYS_HINTS: dict[str, str] = {
-    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver"), _CUDA),
-    "cuda_sync": _CUDA,
-    "device work": "record with nsys profile --trace=cuda,nvtx,osrt",
-    "cpu_op": "torch.autograd.profiler.emit_nvtx() writes them as NVTX ranges; record "
-    "with nsys profile --trace=nvtx",
-    "python_function": f"{_NOT_BY_NSYS} with_stack=True",
-    "cpu_instant_event": "nsys does not record PyTorch's allocator; record with torch.profiler "
-    "profile_memory=True",
-    "input_dims": "shapes written by emit_nvtx are not supported; record with torch.profiler "
-    "record_shapes=True",
-    "other code": "a recording with more NVTX ranges, or py-spy for Python code,",
-    "user_annotation": "mark ranges with NVTX (torch.cuda.nvtx.range) and record with nsys profile "
-    "--trace=nvtx",
-    "nvtx": "record with nsys profile --trace=nvtx",
-    "osrt": "record with nsys profile --trace=osrt",
-    "mpi": "record with nsys profile --trace=mpi",
-    "sched": "record with nsys profile --cpuctxsw=process-tree",
-    "sample": "record with nsys profile --sample=process-tree",
-    "alloc": "record with nsys profile --cuda-memory-usage=true",
-    "free_completed": "record with nsys profile --cuda-memory-usage=true",
-    "counter": "nsys profile --gpu-metrics-devices=all records those of the GPUs",
-    "collective": "GPU collectives need nsys profile --trace=cuda, those of MPI --trace=mpi",
-    "step": "mark steps with NVTX ranges (torch.cuda.nvtx.range), record with nsys profile "
-    "--trace=nvtx",
-    "stack": "a flamegraph needs nsys profile --sample=process-tree",
-}
-_ROCPROF = "record with rocprofv3 --runtime-trace, or runTracer.sh of rocmProfileData"
-_NOT_ON_AMD = "not recorded by rocprofv3 and RPD; record with torch.profiler"
-#: Different advice for traces of AMD's profilers.
-_ROCPD_HINTS: dict[str, str] = {
-    **dict.fromkeys(
-        ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "device work"),
-        _ROCPROF,
-    ),
-    "cpu_op": "torch.autograd.profiler.emit_nvtx() writes them as roctx ranges; record with "
-    "rocprofv3 --marker-trace",
-    "python_function": f"{_NOT_ON_AMD} with_stack=True",
-    "cpu_instant_event": f"{_NOT_ON_AMD} profile_memory=True",
-    "input_dims": f"{_NOT_ON_AMD} record_shapes=True",
-    "other code": "a recording with more roctx ranges, or py-spy for Python code,",
-    **dict.fromkeys(
-        ("user_annotation", "nvtx"),
-        "mark ranges with roctx (torch.cuda.nvtx.range) and record with rocprofv3 --marker-trace",
-    ),
-    **dict.fromkeys(("alloc", "free_completed"), "record with rocprofv3 --memory-allocation-trace"),
-    "counter": "rocprof-sys, rocprofv3 --pmc and runTracer.sh of rocmProfileData record those of "
-    "the GPUs",
-    "collective": "GPU collectives need rocprofv3 --kernel-trace --rccl-trace",
-    "step": "mark steps with roctx ranges (torch.cuda.nvtx.range), record with rocprofv3 "
-    "--marker-trace",
-    "stack": "a flamegraph needs marked ranges, or py-spy record",
-}
-_XLA = "record with jax.profiler.trace, or with tf.profiler.experimental.start"
 NOT_BY_XLA = "not recorded by the profilers of JAX and TensorFlow"
-#: Different advice for Chrome traces of JAX's and TensorFlow's profiler.
-_XLA_HINTS: dict[str, str] = {
-    **dict.fromkeys(("kernel", "gpu_memcpy", "cuda_runtime", "cpu_op", "device work"), _XLA),
-    "python_function": f"{_XLA} (python_tracer_level=1)",
-    "user_annotation": "mark ranges with jax.profiler.TraceAnnotation or "
-    "tf.profiler.experimental.Trace",
-    **dict.fromkeys(("cuda_sync", "cpu_instant_event", "input_dims"), NOT_BY_XLA),
-    "other code": "a recording with Python functions (python_tracer_level=1), or py-spy,",
-    "collective": f"{_XLA}; they are recorded as kernels",
-    "step": "mark steps with jax.profiler.StepTraceAnnotation, or with "
-    "tf.profiler.experimental.Trace(name, step_num=N)",
-    "stack": "a flamegraph needs py-spy record",
-}
-#: Different advice for Chrome traces of ONNX Runtime's profiler.
-_ONNXRUNTIME_HINTS = dict.fromkeys(
-    ("kernel", "gpu_memcpy", "device work"),
-    "SessionOptions.enable_profiling records it in a build with --enable_cuda_profiling; nsys "
-    "profile --trace=cuda,nvtx does with any build",
-)
-#: Advice by format.
-_HINTS_OF = {NSYS: _NSYS_HINTS, ROCPD: _ROCPD_HINTS}
+#: Names of tables in ``hints.toml``, besides that of PyTorch's profiler, by format.
+_HINTS_OF = {NSYS: "nsys", ROCPD: "rocpd"}
 #: Data that is missing if the GPU could not be traced.
 _NEED_GPU_TRACE = ("kernel", "gpu_memcpy", "gpu_memset", "device work", "collective")
 
@@ -200,9 +100,19 @@ def record_hint(meta: Meta, what: str) -> str:
     """
     if meta.no_gpu_work and what in _NEED_GPU_TRACE:
         return meta.no_gpu_work
-    special = {meta.is_xla: _XLA_HINTS, meta.version == ONNXRUNTIME: _ONNXRUNTIME_HINTS}
-    hints = _HINTS | special.get(True, _HINTS_OF.get(meta.format, {}))
-    return hints.get(what, "")
+    special = {meta.is_xla: "xla", meta.version == ONNXRUNTIME: "onnxruntime"}
+    table = special.get(True, _HINTS_OF.get(meta.format, "torch"))
+    return (_hints()["torch"] | _hints()[table]).get(what, "")
+
+
+@cache
+def _hints() -> dict[str, dict[str, str]]:
+    """Return how to record data, by profiler and kind of data."""
+    tables = tomllib.loads(files("traceanalyzer").joinpath("hints.toml").read_text("utf-8"))
+    return {
+        profiler: {name: text for names, text in table.items() for name in names.split(", ")}
+        for profiler, table in tables.items()
+    }
 
 
 @dataclass(frozen=True)
