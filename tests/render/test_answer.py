@@ -44,3 +44,8 @@ def test_all_forms_show_the_points() -> None:
     assert f"\n- {start}" in markdown(result)
     assert f"<li>{start}" in fragment(result)
     assert lead[:40] in table(result, width=120)
+
+
+def test_where_to_read_more_stays_with_its_sentence() -> None:
+    lead, rest = answer("A 1. B 2. C 3. See traceanalyzer memory --growth. D 4.")
+    assert (lead, rest) == ("A 1. B 2. C 3. See traceanalyzer memory --growth.", ["D 4."])

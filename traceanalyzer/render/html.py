@@ -30,8 +30,8 @@ from traceanalyzer.render.pieces import Viewer, escaped, resource
 from traceanalyzer.render.text import (
     answer,
     cells,
-    costs,
     first_sentence,
+    further_costs,
     gain,
     row_sentences,
     shorten,
@@ -262,7 +262,7 @@ def cards(
 
 
 def _card(one: Finding, number: int, links: Sequence[str], *, is_marked: bool) -> str:
-    cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in costs(one))
+    cost = "".join(f' · <span class="cost">{escaped(text)}</span>' for text in further_costs(one))
     cost += f' · <span class="cost">gain {escaped(gain(one))}</span>' if gain(one) else ""
     evidence = "".join(f"<li>{escaped(sentence)}</li>" for sentence in one.evidence)
     effects = "".join(

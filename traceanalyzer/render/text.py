@@ -118,7 +118,8 @@ def prose(text: str) -> str:
 
 #: A verdict shows at most so many sentences, with at most so many numbers; the rest are points.
 _SENTENCES, _NUMBERS = 3, 5
-_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\.\.\.)(?<!e\.g\.)(?<!i\.e\.) (?=\S)")
+#: Where to read more stays beside what it is about.
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\.\.\.)(?<!e\.g\.)(?<!i\.e\.) (?=\S)(?!See )")
 #: A number, not part of a name: ``ProfilerStep#12``, ``rank 5``, ``train.py:19`` are names.
 _NUMBER = re.compile(r"(?<![\w#.:/\[-])(?<!ank )(?<!vice )\d[\d.,]*")
 
