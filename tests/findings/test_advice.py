@@ -25,7 +25,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
     advice_on_synchronisation,
 )
 from traceanalyzer.cli.main import status
-from traceanalyzer.findings import idle
+from traceanalyzer.findings import idle, launching
 from traceanalyzer.findings.judge import RULES
 from traceanalyzer.render import render
 from traceanalyzer.render.pieces import fixes
@@ -70,7 +70,18 @@ def test_without_pinned_memory_there_is_no_advice_on_it() -> None:
     result: Any = SimpleNamespace(units=pl.DataFrame({"loader_ns": [0]}))
     calls = pl.DataFrame(schema={"call": pl.String, "total_ns": pl.Int64, "n": pl.Int64})
     answers: Any = SimpleNamespace(of=lambda _: SimpleNamespace(calls=calls))
-    assert not idle._pinning(result, answers)
+    assert launching.pinning(result, answers) == ("", "")
+
+
+@pytest.mark.parametrize(("us", "pins"), [(300, True), (60, False)])
+@pytest.mark.parametrize("call", ["cudaHostAlloc", "cudaMallocHost", "cuMemHostAlloc"])
+def test_buffers_that_are_pinned_in_the_loop(call: str, us: int, pins: bool) -> None:
+    def between(at: int) -> Rows:
+        inside = host("cuda_runtime", call, (at + 5) * US, us * US)
+        return [host("python_function", "train.py(63): next_batch", at * US, 480 * US), inside]
+
+    one = first(loop(between), "data-loading")
+    assert (f"mostly {call}" in one.title) == ("buffers once" in one.advice) == pins
 
 
 def test_graphs_of_pytorch_are_recorded_for_each_shape() -> None:

@@ -12,6 +12,7 @@ from conftest import ROOT, SHARED
 import traceanalyzer as ta
 from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.findings.judge import RULES
+from traceanalyzer.findings.program import Program
 from traceanalyzer.findings.result import BUSY, Diagnosis
 from traceanalyzer.result import Finding
 
@@ -83,3 +84,17 @@ def test_costs_and_gains_fit_into_the_time_of_the_run(path: Path) -> None:
     alone = [one.gain_frac or 0.0 for one in findings if one.gain_basis == "replay"]
     if len(alone) > 1:
         assert max(alone) - ROUNDING <= together_frac(result) <= 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "advice", "text"),
+    [
+        ("Tesla V100", "use bfloat16, which needs no scaler, or fused=True", "use fused=True"),
+        ("Tesla T4", "in float16 or bfloat16 (DeepSpeed: bf16)", "in float16 (DeepSpeed: fp16)"),
+        ("NVIDIA A100-SXM4-80GB", "use bfloat16", "use bfloat16"),
+        ("", "use bfloat16", "use bfloat16"),
+    ],
+)  # fmt: skip
+def test_gpus_without_bfloat16(gpus: str, advice: str, text: str) -> None:
+    assert Program(gpus=gpus).fitting(advice) == text
+    assert ("bfloat16" in Program(gpus=gpus).faster_precision) == ("bfloat16" in text)

@@ -198,6 +198,29 @@ def test_lines_of_few_samples_are_no_findings(tmp_path: Path) -> None:
     assert (line.size, line.confidence) == (4 / 7, "low")
 
 
+@pytest.mark.parametrize(
+    ("lines", "shares"),
+    [((31, 32, 33), [0.8]), ((31, 33, 35), [0.8]), ((31, 34, 40), [0.4, 0.3, 0.1])],
+)
+def test_neighbouring_lines_are_one_finding(
+    tmp_path: Path, lines: tuple[int, ...], shares: list[float]
+) -> None:
+    raw = tmp_path / "a.raw.txt"
+    rows = [f"busy (work.py:{line}) {n}\n" for line, n in zip(lines, (300, 400, 100), strict=True)]
+    raw.write_text("".join([*rows, f"other (work.py:{lines[1]}) 200\n"]))
+    found = measurements("hot-line", ta.py_spy_report(raw))
+    assert [one.size for one in found if "busy" in one.title] == pytest.approx(shares)
+    assert len(found) == len(shares) + 1
+
+
+@pytest.mark.parametrize(("us", "confidence"), [(60, "low"), (4_000, "low"), (90_000, "high")])
+def test_little_time_says_little(tmp_path: Path, us: int, confidence: str) -> None:
+    raw = tmp_path / "a.austin"
+    raw.write_text(f"P403;T87;main.py:base:2;utils.py:middle:5 {us}\n" * 2)
+    (line,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert line.confidence == confidence
+
+
 def test_garbage_collections_are_one_finding(tmp_path: Path) -> None:
     """Python's own sampling profiler: FILE:FUNCTION:LINE below the thread."""
     raw = tmp_path / "a.collapsed"

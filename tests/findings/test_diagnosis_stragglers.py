@@ -21,7 +21,7 @@ from traceanalyzer.findings.device_time import WORK, main_ranks
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.findings.straggling import only_code
 from traceanalyzer.run.loop import examine
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Device, Trace
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 KERNELS = {"gemm": 4.0, "softmax": 2.0, "layer_norm": 1.0, "multi_tensor_apply_kernel": 1.0}
@@ -745,3 +745,22 @@ def test_waits_for_one_straggler_are_no_unequal_work(shared: Path) -> None:
     found = ta.diagnose(shared / "data/causes/chrome/ddp_gloo_two_ranks").findings
     assert "slow_augment" in found[0].title
     assert "unequal-work" not in {one.id for one in found}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "n", "others", "differs"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 1, "NVIDIA H100 80GB HBM3", True),
+        ("Tesla V100-SXM2-16GB", 2, "NVIDIA A100-SXM4-40GB", True),
+        ("NVIDIA H100 80GB HBM3", 1, "NVIDIA A100-SXM4-80GB", False),  # not the slower one
+        ("NVIDIA H200", 8, "NVIDIA H200", False),
+    ],
+)
+def test_a_rank_on_another_gpu(gpu: str, n: int, others: str, differs: bool) -> None:
+    gpus = [(Device(0, others),), tuple(Device(number, gpu) for number in range(n))]
+    traces = [
+        replace(one, sources=(replace(one.meta, devices=gpus[rank == 2]),))
+        for rank, one in enumerate(job({"gemm": 2.0}))
+    ]
+    first = straggler(traces)
+    assert ("its GPU is" in first.title) == ("one model" in first.advice) == differs

@@ -90,6 +90,16 @@ def candidate(id_: str, cost: float, **explained: float) -> _Candidate:
         ([candidate("a", 0.2), candidate("b", 0.2), candidate("c", 0.4, a=0.5, b=0.5)], "ab"),
         ([candidate("a", 0.1), candidate("b", 0.1), candidate("c", 0.4, a=0.5, b=0.5)], "abc"),
         ([candidate("a", 0.4, c=1.0), candidate("c", 0.4, a=1.0)], "ac"),
+        # a small share of an effect does not explain it: a straggler and its slow steps
+        (
+            [
+                candidate("a", 0.2),
+                candidate("b", 0.2),
+                candidate("c", 0.4, a=0.5, b=0.5, d=0.01),
+                candidate("d", 0.4, a=0.5, b=0.5, c=1.0),
+            ],
+            "ab",
+        ),
     ],
 )
 def test_effects_of_findings(candidates: list[_Candidate], roots: str) -> None:

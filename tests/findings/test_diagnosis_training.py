@@ -525,3 +525,65 @@ def test_kernels_that_collectives_slow() -> None:
 )
 def test_kernels_that_collectives_do_not_slow(recording: Trace) -> None:
     assert not judged("slowed-compute", recording)
+
+
+# --- many calls of one operator ----------------------------------------------------------------
+
+
+def calling(operators: Sequence[str], us: int, kernels: int, between: int = 0) -> Trace:
+    """Return three steps of 10 ms: operators with kernels each, and other kernels after each."""
+    events: list[dict[str, Any]] = []
+    for number in range(3):
+        events += [step(number, number * 10 * MS, 10 * MS)]
+        for n in range(5):
+            events += launch("gemm", number * 10 * MS + n * MS, MS)
+        at = number * 10 * MS + 6 * MS
+        for operator in operators:
+            length = kernels * (us + 2) * US
+            events += [host("cpu_op", operator, at, length)]
+            for n in range(kernels):
+                events += launch(ADD, at + n * (us + 2) * US + US // 2, us * US)
+            at += length + US
+            for _ in range(between):
+                events += launch("other", at, 10 * US)
+                at += 12 * US
+    return trace(events)
+
+
+BAG = "aten::embedding_bag"
+
+
+@pytest.mark.parametrize(
+    ("operators", "kernels", "between", "left"),
+    [
+        ([BAG] * 26, 1, 0, 1 / 2),
+        (["aten::embedding"] * 9, 2, 3, 1 / 2),
+        (["autograd::engine::evaluate_function: EmbeddingBagBackward0"] * 12, 4, 1, 1 / 3),
+    ],
+)
+def test_tables_one_by_one(operators: list[str], kernels: int, between: int, left: float) -> None:
+    (one,) = judged("tensor-loop", calling(operators, 20, kernels, between))
+    n = len(operators) * kernels
+    assert f"embedding tables launches {n} small kernels per step" in one.title
+    least = 3 * n * 20 * US * (1 - left)
+    assert least <= (one.total_ns or 0) < 1.6 * least
+
+
+@pytest.mark.parametrize(
+    ("operators", "us", "between"),
+    [([BAG] * 7, 20, 0), ([BAG] * 26, 60, 0), ([BAG] * 26, 20, 4), (["aten::linear"] * 26, 20, 0)],
+)
+def test_few_or_large_tables_are_no_loop(operators: list[str], us: int, between: int) -> None:
+    assert not judged("tensor-loop", calling(operators, us, 1, between))
+
+
+@pytest.mark.parametrize(
+    "operator",
+    ["aten::_weight_norm", "autograd::engine::evaluate_function: WeightNormInterfaceBackward0"],
+)
+def test_weights_that_each_pass_computes(operator: str) -> None:
+    (one,) = judged("tensor-loop", calling([operator] * 40, 3, 4, between=2))
+    assert "parametrization" in one.title
+    assert "160 small kernels per step" in one.title
+    assert 3 * 160 * 3 * US <= (one.total_ns or 0) < 1.8 * 3 * 160 * 3 * US
+    assert "remove_weight_norm" in one.advice

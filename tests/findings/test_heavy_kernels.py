@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import US, device, host, step, trace
-from diagnosing import diagnosis, measurements
+from diagnosing import BY_ID, diagnosis, measurements
 
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.rule import Measured
@@ -251,7 +251,8 @@ def test_kernels_that_convert_the_layout_count_together() -> None:
     (one,) = judged(steps(works))
     assert one.size == pytest.approx(250 / 750, rel=0.02)
     assert "channels_last" in one.advice
-    assert judged(steps([*works[:1], convolution, convolution])) == []
+    (less,) = judged(steps([*works[:1], convolution, convolution]))
+    assert BY_ID["one-kernel"].severity(less.size or 0.0) == "warning"
     results = examined(steps([*works, *works[:1]]))
     assert not measurements("memory-bound-kernels", results["kernels"], **results)
 
@@ -384,3 +385,48 @@ def test_one_long_call_of_three_is_no_kernel_to_replace(
             rows.append(device(kernel, at + begin * US, length * US, **ids))
         at += (us + 500) * US
     assert bool(judged(trace(rows))) == is_found
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("_lora_shrink_kernel", "_lora_expand_kernel"),
+        ("_sgemm_lora_a_kernel", "_qkv_lora_b_kernel"),
+        ("void bgmv_shrink_kernel<float, 16>()", "void bgmv_expand_kernel<float, 16>()"),
+    ],
+)
+def test_kernels_of_adapters_are_one_finding(one: str, other: str) -> None:
+    (found,) = judged(steps([GEMM, ("", one, 100), ("", other, 80), ("", "florae", 60)]))
+    assert found.cost_frac == pytest.approx(180 / 640, rel=0.02)
+    assert "merge_and_unload" in found.advice
+
+
+@pytest.mark.parametrize(("us", "severity"), [(25, None), (40, "info"), (60, "warning")])
+def test_conversions_of_layout_count_sooner(us: int, severity: str | None) -> None:
+    """They are avoidable as a whole, unlike other kernels with so little time."""
+    kernel = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>()"
+    traced = steps([GEMM, ("aten::cudnn_convolution", kernel, us), ("", "mystery", 60)])
+    found = [m.size or 0.0 for m in judged(traced) if "NHWC" in m.title]
+    expected = [severity] * (severity is not None)
+    assert [BY_ID["one-kernel"].severity(size) for size in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reads"),
+    [
+        ("graphbolt::UVAIndexSelectImpl<float, long>()", True),
+        ("void gather_zero_copy<float>()", True),
+        ("quiver_uva_gather", True),
+        ("void gather_guava<float>()", False),
+    ],
+)
+def test_kernels_that_read_host_memory(kernel: str, reads: bool) -> None:
+    (found,) = judged(steps([GEMM, ("", kernel, 600)]))
+    assert ("PCIe" in found.advice) == reads
+    assert "loss (train.py:7)" in found.title
+
+
+@pytest.mark.parametrize(("us", "found"), [(150, False), (300, False), (900, True)])
+def test_fusions_of_xla_are_usual(us: int, found: bool) -> None:
+    rows = judged(steps([GEMM, ("", "input_reduce_fusion_7", us)]))
+    assert [("XLA" in one.advice) for one in rows] == [True] * found

@@ -149,3 +149,49 @@ def test_report_and_its_export_count_once(nsys: Path, tmp_path: Path) -> None:
     inputs, skipped = ta.find_inputs(folder)
     assert inputs == [str(folder / "a.sqlite")]
     assert [path for path, _ in skipped] == [str(folder / "a.nsys-rep")]
+
+
+#: Lines of NCCL's watchdog, of PyTorch 2.1, 2.5 and 2.7.
+OLD = (
+    "[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL("
+)
+NEW = "[E321 02:07:08 ProcessGroupNCCL.cpp:607] " + OLD.partition("] ")[2]
+AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or timeout) detected by "
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (
+            [
+                NEW.format(0) + "SeqNum=1580, OpType=ALLREDUCE, NumelIn=4",
+                AT.format(3) + "watchdog at work: 1580, last enqueued NCCL work: 1582",
+            ],
+            "allreduce 1580 on ranks 0, 3",
+        ),
+        (
+            [
+                OLD.format(0) + "SeqNum=96120, OpType=ALLREDUCE, Timeout",
+                OLD.format(0) + "SeqNum=96117, OpType=ALLREDUCE",
+                OLD.format(7) + "OpId=64088, OpType=_ALLGATHER_BASE",
+            ],
+            "allgather_base 64088 on rank 7, allreduce 96117 on rank 0; in one group",
+        ),
+        (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
+    ],
+)
+def test_a_log_of_the_watchdog_names_collectives_and_ranks(lines: list[str], named: str) -> None:
+    known = recognise("\n".join(["step 1", *lines]).encode(), "job.log")
+    assert known is not None
+    assert f"timeout of {named}" in known.what
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in known.hint
+
+
+@pytest.mark.parametrize(("rows", "known"), [(1, True), (3, True), (0, False)])
+def test_rows_of_a_table_without_its_heading(rows: int, known: bool) -> None:
+    row = (
+        " " * 20
+        + "aten::addmm         4.55%     141.430us         5.77%       1.2ms      59us  3\n"
+    )
+    found = recognise(("top operators\n" + row * rows).encode(), "rows.txt")
+    assert (found is not None and "without its heading" in found.what) == known

@@ -18,7 +18,16 @@ from traceanalyzer.analyzers.host_metrics.result import HostMetrics, gpu_metrics
 from traceanalyzer.analyzers.kernels import training
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
-from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
+from traceanalyzer.findings.rule import (
+    OF_STEP,
+    Answers,
+    Measured,
+    Rule,
+    in_steps,
+    longest_first,
+    of_purpose,
+    rule,
+)
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
@@ -129,49 +138,19 @@ def _double_precision(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 
 def _by_name(
-    result: Kernels,
-    time: DeviceTime,
-    rows: pl.DataFrame,
-    what: str,
-    of_calls: str,
-    advice: str,
+    result: Kernels, time: DeviceTime, rows: pl.DataFrame, what: str, of_calls: str, advice: str,
     confidence: Confidence = "medium",
-) -> Measured:
+) -> Measured:  # fmt: skip
     """Return a finding about kernels that their names alone show: kernel, n, ns, longest first."""
     most, total = rows["kernel"][0], int(rows["ns"].sum())
     place = result.place(most)
     return Measured(
-        title=f"{what}, mostly {most}: {time.share(total)}{launched_by(place)}.",
-        evidence=(f"{format_count(int(rows['n'].sum()), 'call')} {of_calls}.", *called_from(place)),
+        title=f"{what}, mostly {most}{called_in(place)}: {time.share(total)}{launched_by(place)}.",
+        evidence=(f"{format_count(int(rows['n'].sum()), 'call')} {of_calls}.",),
         advice=advice,
         total_ns=total,
         confidence=confidence,
     )
-
-
-def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
-    """Return the kernels that steps without warm-up launched; all kernels without steps."""
-    if result.by_step is None:
-        types = {"kernel": pl.String, "n": pl.Int64} | dict.fromkeys(_TIMES, pl.Int64)
-        return pl.DataFrame(schema=types)
-    if not time.in_steps:
-        return result.by_step
-    rows, keys = result.by_step, ["path", "rank", "step"]
-    # keys of several texts would be copied for each row
-    kept, steps = (table[keys].cast({pl.String: pl.Categorical}) for table in (rows, time.windows))
-    marked = kept.with_row_index().join(steps, on=keys, how="semi", nulls_equal=True)["index"]
-    return rows[marked] if 0 < marked.len() < rows.height else rows
-
-
-#: Columns of times.
-_TIMES = ("total_ns", "fusible_ns", "max_ns")
-
-
-def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
-    """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
-    chosen = rows.lazy().filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
-    sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
-    return largest_first(sums.collect(), "ns", "kernel")
 
 
 _MATH_ADVICE = (
@@ -560,6 +539,14 @@ _KEEP_NO_ZEROS = (
     "Use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0: gradients are then "
     "neither filled with 0 nor added to zeros."
 )
+_OF_MANY = {
+    training.TABLES: "Join the tables: one lookup for all of them (FBGEMM: "
+    "SplitTableBatchedEmbeddingBagsCodegen, TorchRec: FusedEmbeddingBagCollection), or one table "
+    "with an offset for each feature; their gradients and updates are then fused, too.",
+    training.WEIGHTS: "Each pass computes the weights again (weight norm, spectral norm): "
+    "remove_weight_norm or remove_parametrizations where they are not trained, "
+    "parametrize.cached() where they are used several times; else torch.compile or a CUDA graph.",
+}
 _UPDATING = (
     "time of such kernels above that of one for all tensors (a third; half of it, if fewer "
     "than four kernels update a tensor), and idle time between them while the host launches"
@@ -574,10 +561,13 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
         spans = intervals.intersect(rows, time.windows, DEVICE)
         between = answers.between_launches(spans)
         each, per_tensor = (int(rows[name].median()) for name in ("n", "of_tensor"))  # type: ignore[arg-type]
+        if (per := "step" if place in _OF_MANY else "call") == "step":
+            each = round(rows["n"].sum() / max(time.windows.height, 1))
         frac = OF_MANY_FRAC if per_tensor >= _FEW else _OF_FEW_FRAC
+        frac = 0.0 if place == training.WEIGHTS else frac
         total = round((1 - frac) * ns) + between
         yield Measured(
-            title=f"{frame_text(place)} launches {each:,} small kernels per call, {per_tensor:,} "
+            title=f"{frame_text(place)} launches {each:,} small kernels per {per}, {per_tensor:,} "
             f"per tensor: {time.share(total)}.",
             evidence=(
                 (
@@ -585,7 +575,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
                     f"time between them {time.text(between)}."
                 ),
             ),
-            advice=_KEEP_NO_ZEROS if re.search(_OF_ZEROS, place) else advice,
+            advice=_OF_MANY.get(place, _KEEP_NO_ZEROS if re.search(_OF_ZEROS, place) else advice),
             total_ns=total,
             most_gain_ns=total,
             intervals=intervals_of(spans),

@@ -318,7 +318,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         kind = _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
             return _EXCHANGE
-        if re.search(_OF_ENGINES, kind) or (kind == "all_reduce" and _only_infers(answers, comm)):
+        if kind == "all_reduce" and _only_infers(answers, comm):
             return _across_hosts(comm) or _TENSOR_PARALLEL
         if kind == "all_reduce" and _between_replicas(comm):
             return _HYBRID
@@ -574,7 +574,7 @@ _TENSOR_PARALLEL = (
     "symmetric memory)."
 )
 #: Kernels of inference engines that sum over the GPUs of one model.
-_OF_ENGINES = r"(?i)(?:one|two)_?shot_?all_?reduce|cross_device_reduce"
+_OF_ENGINES = r"(?i)(?:one|two)_?shot_?all_?reduce|cross_device_reduce|trtllm_all_?reduce"
 _TENSOR_PARALLEL_TRAINING = (
     "In tensor parallelism the next operator needs the sum of an all_reduce: use fewer GPUs per "
     "model, all joined by NVLink, and sequence parallelism with all_gather and reduce_scatter that "
@@ -630,7 +630,13 @@ _HYBRID = (
 
 
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:
-    """Whether many collectives and operators of PyTorch were recorded, but no training."""
+    """Whether many collectives and operators of PyTorch were recorded, but no training.
+
+    Or most collectives are kernels of inference engines, which replay them in graphs.
+    """
+    of_engines = comm.instances["name"].cast(pl.String).str.contains(_OF_ENGINES)
+    if 2 * int(of_engines.sum()) > of_engines.len():
+        return True
     many = comm.totals.n_events >= _MANY_SUMS * max(comm.totals.n_ranks, 1)
     known = many and (kernels := answers.of(Kernels)) is not None and kernels.has_operators
     return known and answers.program.pytorch and not answers.program.trains

@@ -9,9 +9,8 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE
-from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.

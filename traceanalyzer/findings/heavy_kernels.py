@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.kernel_names import CONVOLUTION, GEMM, KV_CACHE
-from traceanalyzer.analyzers.common.names import called_from, launched_by
+from traceanalyzer.analyzers.common.names import called_from, called_in, launched_by
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
@@ -20,10 +20,10 @@ from traceanalyzer.analyzers.kernels.training import (
     SEARCH,
     TUNING,
     UPDATES,
-)  # fmt: skip
+)
 from traceanalyzer.findings import busy
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
-from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, of_purpose, rule
+from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, in_steps, of_purpose, rule
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
@@ -40,6 +40,8 @@ _INFO, _WARNING = 0.15, 0.17
 #: A kernel of another kind may be what the program is for: it is info from the first share on, and
 #: a warning from the second one on in PyTorch, if its operator is known, or it can be tuned.
 _LEAST, _MUCH = 0.2, 0.3
+#: A fusion of XLA is info from this share on: it has many operations.
+_MOST = 0.5
 
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
@@ -81,6 +83,12 @@ _FILLING = (
     "torch.utils.deterministic.fill_uninitialized_memory = False, unless the program reads memory "
     "that it never wrote."
 )
+#: Fusions of XLA.
+_FUSIONS = r"(?:^|_)fusion(?:_\d+)*$"
+_OF_FUSION = (
+    "XLA made this kernel of several operations already: xprof or jax.named_scope shows which; "
+    "change their shapes or layout, split the reduction, or write it in Pallas."
+)
 _GRAPH = "Record the kernels in the graph: nsys profile --cuda-graph-trace=node."
 #: Advice by names of the kernel and of the operators that launch it; the first match counts.
 _ADVICE = (
@@ -93,6 +101,7 @@ _ADVICE = (
     (r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|scan|cumsum", _SORTING),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
     (r"(?i)triton", _TUNING),
+    (_FUSIONS, _OF_FUSION),
 )
 _NAIVE = (
     "Find the shapes (MIOPEN_ENABLE_LOGGING_CMD=1) and let MIOpen search for faster solvers "
@@ -160,18 +169,29 @@ _DEQUANTIZING = (
     "Each product converts all of a weight, whatever the batch: use more tokens per step, 16-bit "
     "weights if they fit, or kernels that multiply quantized weights (Marlin, torchao int4)."
 )
+_HOST_MEMORY = (
+    "It reads pinned host memory over PCIe (zero copy, UVA): keep the rows that are used most in "
+    "GPU memory (GPUCachedFeature of DGL's GraphBolt, the UVM cache of FBGEMM), or all if they "
+    "fit, and gather the next batch on another stream."
+)
+#: Functions and kernels that read host memory.
+_READS_HOST = r"(?i)pinned_?tensor|(?<![a-z])uva(?![a-z])|UVAIndex|zero_?copy"
+_ADAPTING = (
+    "Merge the adapter into the weights if only one is used (PEFT: merge_and_unload); else a "
+    "smaller rank (vLLM: max_lora_rank), adapters on fewer layers, or more requests at a time."
+)
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
 _LOG_SOFTMAX = "compute log-softmax and loss one after another"
 #: Kernels that cast logits for the loss.
 _CASTS = "direct_copy|float16_copy"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
-#: Casts are a warning from this share on: one type for all avoids them.
-_CAST, _MANY_CASTS = "convert tensors to another type", 0.12
+_CAST, _RELAYOUT = "convert tensors to another type", "convert between NCHW and NHWC"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
 _TOGETHER = (
-    (kernel_names.CHANGES_LAYOUT.pattern, "convert between NCHW and NHWC", _LAYOUT),
+    (kernel_names.CHANGES_LAYOUT.pattern, _RELAYOUT, _LAYOUT),
+    (r"(?i)(?:^|[^a-z])lora(?:[^a-z]|$)|[bs]gmv", "apply LoRA adapters", _ADAPTING),
     (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select", ""),
     ("copyPackedKernel|copyVectorizedKernel", "convert between layers of TensorRT", _REFORMATTING),
     ("naive_conv", "compute convolutions by MIOpen's naive algorithm (its last resort)", _NAIVE),
@@ -196,8 +216,10 @@ _TOGETHER_IN = {"optimizer": ("update the parameters", _UPDATING), "norm": ("nor
 #: Advice by kind; empty: by the operators that launch the kernel.
 _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.values())
 #: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).
-_USUALLY_LESS = ["normalize batches without cuDNN", _DEQUANTIZE]
+_USUALLY_LESS = ["normalize batches without cuDNN", "apply LoRA adapters", _DEQUANTIZE]
 _USUALLY_LESS += [what for what, _ in _TOGETHER_IN.values()]
+#: One type or layout for all avoids all of a kind: it is info and a warning from these shares on.
+_SOONER = {_CAST: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1)}
 _PROFILE = (
     "Look at this kernel first: replace the operator by a fused or library one, or profile it "
     "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."
@@ -248,7 +270,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         advice = remedy if remedy and advice == _PROFILE else advice
-        share, launched = time.frac(row["total_ns"]), launched_by(place)
+        share, launched = time.frac(row["total_ns"]), launched_by(place) or called_in(place)
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
         known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
@@ -293,7 +315,7 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     labels = labels.filter(pl.col("kind").is_not_null() | ~pl.col("is_usual"))
     growing = [kernel for kernel, *_ in busy.growing_copies(result, time)]
     each = (
-        busy.in_steps(result, time)
+        in_steps(result, time)
         .filter(~pl.col("kernel").is_in(growing))
         .group_by("kernel")
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
@@ -372,13 +394,15 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
 
     It rarely is in PyTorch, or where an operator launches it (``known``).
     """
-    if row["kind"] == _CAST and share >= _MANY_CASTS:
-        return max(share, _WARNING)
-    usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS, _SPILLING)
+    levels = zip(_SOONER.get(row["kind"], ()), (_INFO, _WARNING), strict=False)
+    share = max(share, *(size for least, size in levels if share >= least), 0.0)
+    usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS, _SPILLING, _OF_FUSION)
     if row["kind"] not in _USUALLY_LESS and advice not in usual:
         return share
     known |= advice in (_TUNING, _MORE_BLOCKS, _SPILLING)
     known &= row["kind"] != _TOGETHER_IN["norm"][0]
+    if advice == _OF_FUSION and share < _MOST:
+        return 0.0
     return share if known and share >= _MUCH else (_INFO if share >= _LEAST else 0.0)
 
 
@@ -413,6 +437,8 @@ def _who(row: Mapping[str, Any]) -> str:
 def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     """Return advice by the operators that launch the kernel, else by its name."""
     names = [f"{place.get('operator') or ''} {place.get('outer') or ''}", kernel]
+    if re.search(_READS_HOST, f"{kernel} {place.get('code')} {place.get('called')}"):
+        return _HOST_MEMORY
     matches = (text for name in names for pattern, text in _ADVICE if re.search(pattern, name))
     return next(matches, _PROFILE)
 

@@ -13,7 +13,6 @@ from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
-from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
@@ -156,6 +155,8 @@ def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
         return pl.concat([losses, answers.remade])
     if cause == causes.SYNCHRONISATION:
         return pl.concat([losses, _after_waits(answers)])
+    if cause == causes.LAUNCH:
+        return answers.without_eager(losses)
     if cause == causes.HOST_CODE:
         keys = [*DEVICE, "start"]
         return losses.join(_after_waits(answers), on=keys, how="anti", nulls_equal=True)
@@ -297,6 +298,10 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         return f"{result.waiting(cause)}{result.freeing[0] or one.where}"
     if cause == causes.HOST_CODE and answers.reads_copies:
         return f"{result.waiting(cause)}, on data copied from the GPU"
+    if cause == causes.CHECKPOINT_IO and (copying := launching.copies_state(result, answers)):
+        return f"waiting while the state is copied to the host in {frame_text(copying)}"
+    if cause == causes.DATALOADING:
+        return f"{result.waiting(cause)}{launching.pinning(result, answers)[0]}"
     if cause == causes.MODULE_LOADING and answers.remade.height:
         return f"waiting while the host makes and destroys a plan or module again and again{where}"
     if cause != causes.PEER:
@@ -328,8 +333,12 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return causes.ALL_GPUS if result.program.pytorch else causes.LAUNCH_ON_ALL
     if cause == causes.DEVICE_WAIT and answers.time.busiest:
         return causes.EVENLY
+    if cause == causes.DATALOADING and (pins := launching.pinning(result, answers)[1]):
+        return pins
     if cause == causes.DATALOADING and result.has_loader:
-        return _pinning(result, answers) or f"{_slowest_of_loading(result)}{result.advice(cause)}"
+        return f"{_slowest_of_loading(result)}{result.advice(cause)}"
+    if cause == causes.CHECKPOINT_IO and (copying := launching.copies_state(result, answers)):
+        return activities.advice_on_files(copying, pytorch=result.program.pytorch)
     if cause == causes.SYNCHRONISATION and "_object" in (answers.place(cause).get("called") or ""):
         return _OF_OBJECTS
     if cause == causes.LAUNCH and (launches := answers.of(Launches)) is not None:
@@ -341,29 +350,14 @@ _MAKE_ONCE = (
     "Modules are loaded, unloaded and loaded again: make what has them (a plan of cuFFT, a "
     "descriptor, a compiled kernel) once before the loop, and keep it."
 )
+
+
 #: Functions of torch.distributed that send pickled objects.
 _OF_OBJECTS = (
     "Collectives of Python objects pickle them, copy them to the GPU and back, and wait for their "
     "sizes first: collect the numbers in one tensor and reduce it (all_reduce), only in the steps "
     "that log them, or use a process group of gloo."
 )
-
-
-def _pinning(result: GpuIdle, answers: Answers) -> str:
-    """Return advice on data loading if the allocation of pinned memory takes half of it."""
-    if (api := answers.of(CudaApi)) is None:
-        return ""
-    pinned = api.calls.filter(pl.col("call").str.contains("HostAlloc|MallocHost"))
-    ns, waits = int(pinned["total_ns"].sum()), int(result.units["loader_ns"].sum())
-    if pinned.is_empty() or 2 * ns < waits:
-        return ""
-    return (
-        f"{pinned['call'][0]} takes {format_ns(ns)} ({format_count(int(pinned['n'].sum()), 'call')}"
-        "): the thread that pins batches (pin_memory) allocates again and again, which more "
-        "workers do not change. Release batches after use and keep their sizes equal, so that "
-        "pinned memory is reused, pin fewer, larger tensors, or register it faster "
-        "(PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True)."
-    )
 
 
 def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
@@ -478,15 +472,9 @@ _SOME_FRAC = 0.05
 
 
 def _title(
-    result: GpuIdle,
-    losses: pl.DataFrame,
-    answers: Answers,
-    ranks: Sequence[int],
-    steps: Sequence[str],
-    waiting: str,
-    *,
-    once: bool,
-) -> str:
+    result: GpuIdle, losses: pl.DataFrame, answers: Answers, ranks: Sequence[int],
+    steps: Sequence[str], waiting: str, *, once: bool,
+) -> str:  # fmt: skip
     time, total = answers.time, int(losses["lost_ns"].sum())
     what = "Main thread" if result.coverage.on_host else "GPU"
     several = len(ranks) > 1 or (not ranks and result.units.height > 1)

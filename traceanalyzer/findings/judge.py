@@ -56,7 +56,17 @@ from traceanalyzer.findings.result import (
     WAIT,
     Diagnosis,
 )
-from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, WITH_WARM_UP, Answers, Measured, Rule
+from traceanalyzer.findings.rule import (
+    IDLE_RULES,
+    MUCH_LEFT,
+    RULE_OF,
+    WITH_WARM_UP,
+    Answers,
+    Measured,
+    Rule,
+    in_steps,
+    longest_first,
+)
 from traceanalyzer.result import SEVERITIES, Confidence, Finding, Severity
 from traceanalyzer.units import format_count, format_frac, format_ns, one_of
 
@@ -341,6 +351,7 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
         if measured.confidence == "high" and not _repeats(measured, answers.time):
             measured = replace(measured, confidence="medium")
         measured = _limited(measured, rule, answers)
+        measured = replace(measured, advice=answers.program.fitting(measured.advice))
         if answers.program.amd:
             title, advice = in_hip(measured.title), in_hip(measured.advice)
             evidence = tuple(map(in_hip, measured.evidence))
@@ -478,7 +489,8 @@ def _parent(one: _Candidate, present: Mapping[str, _Candidate]) -> str | None:
     largest = sorted(shares, key=lambda id_: (-shares[id_], id_))
     if not _outweighs([present[id_] for id_ in largest], one):
         return None
-    return next((id_ for id_ in largest if _outweighs([present[id_]], one)), largest[0])
+    much = [id_ for id_ in largest if shares[id_] >= MUCH_LEFT]
+    return next((id_ for id_ in much if _outweighs([present[id_]], one)), largest[0])
 
 
 _BUDGET_TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "time_frac": pl.Float64}
@@ -528,8 +540,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
-        in_steps = busy.longest_first(busy.in_steps(kernels, time), compute["kernel"], "total_ns")
-        rows += [(OF_BUSY, name, ns) for name, _, ns in in_steps.head(_TOP_KERNELS).iter_rows()]
+        of_steps = longest_first(in_steps(kernels, time), compute["kernel"], "total_ns")
+        rows += [(OF_BUSY, name, ns) for name, _, ns in of_steps.head(_TOP_KERNELS).iter_rows()]
     return pl.DataFrame(
         [(part, name, time.each_ns(ns), time.frac(ns)) for part, name, ns in rows],
         schema=_BUDGET_TYPES,

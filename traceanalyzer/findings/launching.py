@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
@@ -23,9 +24,8 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
-from traceanalyzer.findings.busy import in_steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
-from traceanalyzer.findings.rule import Answers
+from traceanalyzer.findings.rule import Answers, in_steps
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATES
 
@@ -242,3 +242,42 @@ def calls(answers: Answers, names: Sequence[str]) -> Iterator[str]:
         )
         if each:
             yield f"Calls: {each}."
+
+
+def pinning(result: GpuIdle, answers: Answers) -> tuple[str, str]:
+    """Return what allocates pinned memory in half of data loading, as a phrase, and advice."""
+    if (api := answers.of(CudaApi)) is None:
+        return "", ""
+    pinned = api.calls.filter(pl.col("call").str.contains("HostAlloc|MallocHost"))
+    ns, waits = int(pinned["total_ns"].sum()), int(result.units["loader_ns"].sum())
+    if pinned.is_empty() or 2 * ns < waits:
+        return "", ""
+    call, n = pinned["call"][0], format_count(int(pinned["n"].sum()), "call")
+    advice = _PINS_BATCHES if result.has_loader else _PINS_IN_LOOP
+    return f", mostly {call}", f"{call} takes {format_ns(ns)} ({n}): {advice}"
+
+
+_PINS_BATCHES = (
+    "the thread that pins batches (pin_memory) allocates again and again, which more workers do "
+    "not change. Release batches after use and keep their sizes equal, so that pinned memory is "
+    "reused, pin fewer, larger tensors, or register it faster "
+    "(PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True)."
+)
+_PINS_IN_LOOP = (
+    "it pins host memory in the loop (tensor.pin_memory()). Allocate pinned buffers once, before "
+    "the loop, and copy each batch into them, or let DataLoader(pin_memory=True) pin batches in "
+    "its own thread."
+)
+
+
+def copies_state(result: GpuIdle, answers: Answers) -> str:
+    """Return the function that copies a checkpoint to the host in most of its time; or empty."""
+    losses = answers.time.of_cause(causes.CHECKPOINT_IO).filter(~pl.col("waited"))
+    place, idle = answers.place(MEMORY), result.idle_by_cause[causes.CHECKPOINT_IO]
+    name = str(place.get("called") or place.get("code") or "")
+    is_most = 2 * idle < losses["lost_ns"].sum()
+    return name if is_most and re.search(_CHECKPOINTS, name) else ""
+
+
+#: Functions that save checkpoints, and what they call.
+_CHECKPOINTS = r"(?i)checkpoint|staging|save|snapshot|state_?dict"

@@ -175,7 +175,7 @@ def _memory_growth(result: MemoryGrowth, answers: Answers) -> Iterator[Measured]
     "memory",
     "reserved memory that is free between allocated blocks",
     "its share of reserved memory at an out-of-memory error, or at peak reserved",
-    {"info": 0.1, "warning": 0.3, "critical": 1.0},
+    {"info": 0.2, "warning": 0.3, "critical": 1.0},
     uses=("memory_oom", "memory_growth"),
 )
 def _memory_fragmentation(result: Memory, answers: Answers) -> Iterator[Measured]:

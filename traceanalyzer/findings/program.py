@@ -20,6 +20,12 @@ from traceanalyzer.vocabulary import RANKS_NUMBERED
 _BEFORE_AMPERE = re.compile(
     r"\b(?:[KMPV]\d{1,3}[a-z]?|T4|TITAN|GTX|RTX (?:20|[3-8]000\b(?! Ada))|Quadro)", re.IGNORECASE
 )
+#: Parts of advice about bfloat16, and those for GPUs without it.
+_IN_FLOAT16 = (
+    ("use bfloat16, which needs no scaler, or ", "use "),
+    ("bfloat16 or float16|float16 or bfloat16|bfloat16", "float16"),
+    (r"\bbf16\b", "fp16"),
+)
 #: Ranges and functions of JAX.
 _OF_JAX = r"^PjitFunction\(|\b(?:pjit|pxla)\.py\(|PjRt"
 #: Largest categories of memory that are named.
@@ -68,10 +74,17 @@ class Program:
             return "mixed precision with float16 (torch.autocast with a gradient scaler)"
         if self.amd:
             return "mixed precision (torch.autocast, bfloat16)"
+        half = "bfloat16" if self.gpus else "bfloat16 on Ampere and later, else float16"
         return (
-            "mixed precision (torch.autocast, bfloat16) or, on Ampere and later, TF32 "
+            f"mixed precision (torch.autocast, {half}) or, on Ampere and later, TF32 "
             '(torch.set_float32_matmul_precision("high"))'
         )
+
+    def fitting(self, advice: str) -> str:
+        """Return advice without bfloat16 if the GPUs are known not to have it."""
+        for pattern, text in _IN_FLOAT16 if _BEFORE_AMPERE.search(self.gpus) else ():
+            advice = re.sub(pattern, text, advice)
+        return advice
 
     @property
     def library(self) -> str:

@@ -10,6 +10,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import soundness
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -94,6 +95,15 @@ class Answers:
         length = eager["end"] - eager["start"]
         sums = {"exposed-scheduler": int(before.sum()), "eager-decode": int(length.sum())}
         return {id_: ns / whole for id_, ns in sums.items() if ns}
+
+    def without_eager(self, losses: pl.DataFrame) -> pl.DataFrame:
+        """Return losses without those in decode steps that fell back, if others are left."""
+        steps, keys = self.of(Steps), ["path", "rank", "step"]
+        if steps is None or steps.phases.is_empty():
+            return losses
+        rest = losses.join(steps.fallen_back, on=keys, how="anti", nulls_equal=True)
+        much = int(rest["lost_ns"].sum()) >= MUCH_LEFT * int(losses["lost_ns"].sum())
+        return rest if much else losses
 
     def of_tuning(self, lost: pl.DataFrame | None) -> dict[str, float]:
         """Return the share of intervals of a finding in which kernels are measured (tuning)."""
@@ -221,6 +231,31 @@ def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.Data
         rows = pl.DataFrame(schema=TRAINING | {"path": pl.String, "rank": pl.Int32})
     rows = rows.filter(purpose=purpose)
     return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
+
+
+def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
+    """Return the kernels that steps without warm-up launched; all kernels without steps."""
+    if result.by_step is None:
+        types = {"kernel": pl.String, "n": pl.Int64} | dict.fromkeys(_TIMES, pl.Int64)
+        return pl.DataFrame(schema=types)
+    if not time.in_steps:
+        return result.by_step
+    rows, keys = result.by_step, ["path", "rank", "step"]
+    # keys of several texts would be copied for each row
+    kept, steps = (table[keys].cast({pl.String: pl.Categorical}) for table in (rows, time.windows))
+    marked = kept.with_row_index().join(steps, on=keys, how="semi", nulls_equal=True)["index"]
+    return rows[marked] if 0 < marked.len() < rows.height else rows
+
+
+#: Columns of times.
+_TIMES = ("total_ns", "fusible_ns", "max_ns")
+
+
+def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
+    """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
+    chosen = rows.lazy().filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
+    sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
+    return largest_first(sums.collect(), "ns", "kernel")
 
 
 def within(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:

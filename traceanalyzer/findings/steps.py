@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.steps.engine import EAGER, GRAPH
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, FORWARD_ONLY, MOSTLY, SLOW
 from traceanalyzer.findings import heavy_kernels
-from traceanalyzer.findings.busy import growing_copies, in_steps, is_found
+from traceanalyzer.findings.busy import growing_copies, is_found
 from traceanalyzer.findings.device_time import DEVICE, WORK, intervals_of
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
@@ -39,6 +39,7 @@ from traceanalyzer.findings.rule import (
     Measured,
     Rule,
     explained_by,
+    in_steps,
     of_purpose,
     rule,
     without_others,

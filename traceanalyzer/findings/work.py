@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
@@ -136,21 +137,24 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     rest_rows = rest_rows.filter(~pl.col("saves"))
     loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
     fewest = _FEWEST * (result.unit == "samples")
-    lines = by_line(rest_rows).filter(pl.col("samples") >= fewest).head(_MOST_LINES)
+    lines = _neighbours(by_line(rest_rows).filter(pl.col("samples") >= fewest)).head(_MOST_LINES)
     for number, row in enumerate(lines.iter_rows(named=True)):
         called = "{path}: {name}: {}".format(row[LIBRARY[0]], **row)
         if re.search(_IN_FRAMEWORK if number else _BACKWARD, called):
             continue  # what the program is for
         name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
-        if 2 * loaded.get((name, path, line), 0) >= samples:
+        if 2 * sum(loaded.get((name, path, one), 0) for one in row["lines"]) >= samples:
             continue  # part of the time to load batches
         what, place = ("function", path) if line is None else ("line", f"{path}:{line}")
+        if (n := len(row["lines"])) > 1:
+            what = f"{n} neighbouring lines"
+            place = f"{path}:{format_ranges(row['lines'])}, most in line {line}"
         part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
             size=samples / (running + float(result.locks["samples"].sum())),
             title=f"{'' if number else before}{format_frac(samples / running)} of {of} "
-            f"{'is' if 'memory' in of else 'are'} in or below one {what} of your own code: "
-            f"{name} ({place}).",
+            f"{'is' if 'memory' in of else 'are'} in or below {'one ' * (n == 1)}{what} of your own "
+            f"code: {name} ({place}).",
             evidence=(
                 f"{part} in or below the {what}, {whole} in code that runs.",
                 *[f"Not counted: {rest} that wait, import or run in background threads."]
@@ -158,8 +162,22 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
             ),
             advice=_below(result, row),
             of=of,
-            confidence="low" if fewest and running < _FEW else "high",
+            confidence="low" if running < _FEW.get(result.unit, 0) else "high",
         )
+
+
+def _neighbours(lines: pl.DataFrame) -> pl.DataFrame:
+    """Join neighbouring lines of a function: their numbers are ``lines``."""
+    name, path, line = LIBRARY
+    rows = lines.sort(name, path, line, nulls_last=True)
+    apart = pl.col(line).diff().over(name, path).fill_null(_NEXT + 1) > _NEXT
+    rows = rows.with_columns(run=apart.cum_sum()).sort("samples", descending=True)
+    first, same = (pl.col("name", "path", line).first(), pl.struct("name", "path"))
+    below = pl.col("below").filter(same == same.first()).sum()
+    runs = rows.group_by(name, path, "run", maintain_order=True).agg(
+        first, below, pl.col("samples").sum(), lines=pl.col(line).sort()
+    )
+    return largest_first(runs.drop("run"), "samples", *LIBRARY)
 
 
 #: Calls that save checkpoints, and files of progress bars.
@@ -177,8 +195,10 @@ _KINDS = (
      ("Collect less often: gc.set_threshold(50_000, 20, 20), gc.freeze() after the start, or "
       "gc.disable() and gc.collect() at the same steps of all ranks.")),
 )  # fmt: skip
-#: Fewer samples of a line are chance, and fewer samples of a file say little.
-_FEWEST, _FEW = 3, 100
+#: Fewer samples of a line are chance, and fewer samples (or less time) of a file say little.
+_FEWEST, _FEW = 3, {"samples": 100, "ns": 10_000_000}
+#: Lines of a function that are so near are neighbours.
+_NEXT = 2
 
 
 def _loading(result: LeafPaths) -> Iterator[Measured]:

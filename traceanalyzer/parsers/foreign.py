@@ -14,6 +14,7 @@ from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.parsers import perfetto
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.units import format_ranges
 from traceanalyzer.vocabulary import NSYS_TABLE
 
 
@@ -69,6 +70,8 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             f"pass its folder, {PurePath(path).parent}",
             is_recording=True,
         )
+    if watchdog := _of_watchdog(head):
+        return watchdog
     if path.lower().endswith((".log", ".out", ".err")) and b"\0" not in head:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)
@@ -77,6 +80,37 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         (one, test.match(start)) for kind, start in starts.items() for test, one in _known(kind)
     )
     return next((one for one, match in every if match), None)
+
+
+#: What NCCL's watchdog prints: rank, number and kind (if printed) of a collective that timed out.
+_TIMED_OUT = re.compile(
+    rb"\[(?:PG [^\]\n]{0,200}?)?Rank (\d{1,7})\] (?:Watchdog caught collective operation timeout: "
+    rb"WorkNCCL\(\w{1,9}=|Exception [^:\n]{0,80}at work: |Timeout at NCCL work: )(\d{1,15})"
+    rb"(?:, OpType=(\w{1,32}))?"
+)
+
+
+def _of_watchdog(head: bytes) -> Foreign | None:
+    """Describe a log of NCCL's watchdog, by the first collective of each rank that timed out."""
+    kinds, ranks = dict[int, str](), dict[int, int]()
+    for rank, number, kind in _TIMED_OUT.findall(head):
+        kinds[int(number)] = kind.decode().lower().lstrip("_") or kinds.get(int(number), "work")
+        ranks[int(rank)] = min(ranks.get(int(rank), int(number)), int(number))
+    first = {n: sorted(rank for rank in ranks if ranks[rank] == n) for n in sorted(ranks.values())}
+    each = ", ".join(
+        f"{kinds[n]} {n} on rank{'s' * (len(of) > 1)} {format_ranges(of)}"
+        for n, of in first.items()
+    )
+    behind = "; in one group, ranks with a smaller number are behind" * (len(first) > 1)
+    what = f"the log of NCCL's watchdog: timeout of {each}{behind}"
+    return Foreign(what, _DUMPS) if each else None
+
+
+_DUMPS = (
+    "record what each rank waits for, in all ranks: TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
+    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 write dumps that traceanalyzer hang reads; py-spy dump "
+    "--pid PID shows the line of a rank that still hangs"
+)
 
 
 def is_nsys_table(path: str) -> bool:

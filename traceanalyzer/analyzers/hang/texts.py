@@ -23,9 +23,9 @@ ADVICE = {
     "not enter it, or called another operation; of a rank that wrote none, look at its log",
     "no record": "look at what the suspect rank does (py-spy dump --pid PID), and set a larger "
     "TORCH_NCCL_TRACE_BUFFER_SIZE, so that the dump has its last operation in this group",
-    "type mismatch": "compare the code at both lines: ranks took different branches, or one "
+    "type mismatch": "compare the code of both calls: ranks took different branches, or one "
     "skipped or repeated a collective before",
-    "size mismatch": "compare the shapes of the tensors at that line: an uneven last batch, "
+    "size mismatch": "compare the shapes of the tensors of that call: an uneven last batch, "
     "padding, or parameters that only some ranks have",
     "different lines": "these are two calls of the program, not two shapes of one: find why only "
     "some ranks run {}: a branch by rank (a collective below 'if rank == 0'), or a collective that "
@@ -36,7 +36,7 @@ ADVICE = {
     "or fewer batches; all ranks must call it",
     "left out": "look at what rank {} does before {}: it left out {}, or calls it later "
     "(a rank without tokens, batch or gradients must call it, too)",
-    "dtype mismatch": "compare the dtypes at that line: autocast or a checkpoint of another "
+    "dtype mismatch": "compare the dtypes of that call: autocast or a checkpoint of another "
     "precision on one rank",
     "not completed": "check the network and the GPUs, not the program: NCCL_DEBUG=INFO, dmesg for "
     "Xid errors, and all_reduce_perf of nccl-tests on these nodes",

@@ -110,6 +110,16 @@ _OF_A_TENSOR = r"^aten::(?:\w*[a-z0-9]_|(?:linalg_)?(?:vector_)?norm)$"
 _OF_MATRIX = (
     r"^aten::_?(?:linalg_)?(?:svd|eig|qr|cholesky|lu|inv|det|slogdet|solve|pinv|lstsq|ldl|hous)"
 )
+#: Operators and functions of a loop over embedding tables, and of weights that each pass computes.
+TABLES = "A loop over embedding tables"
+WEIGHTS = "A parametrization of weights"
+MANY_OF = {
+    TABLES: r"^aten::embedding(?:_bag)?$|: Embedding(?:Bag)?Backward0$",
+    WEIGHTS: r"^aten::_?weight_norm|WeightNorm\w*Backward"
+    r"|torch[/\\]nn[/\\]utils[/\\](?:parametrizations|weight_norm|spectral_norm)\.py",
+}
+#: So many tables are a loop, with at most so many other kernels between two, each this long.
+_LEAST_TABLES, _APART, _SHORT_NS = 8, 3, 50_000
 #: Kernels that update many tensors at once, and families of those of one.
 _OF_MANY = r"(?i)multi_tensor|fused"
 _OF_ONE = (ELEMENTWISE, COPY, "reduce", "optimizer", OTHER)
@@ -127,7 +137,7 @@ _NORMS = b"c?[px]ma?rx(?:[ca]*x)?c?|(?:X+C*)?X+R*[AM]*P+C*"
 #: Without any of them, no work has one of the purposes.
 _MARKS = [
     _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
-    _OF_A_TENSOR, f"^{JOIN}$", f"^{_ROOT}$",
+    _OF_A_TENSOR, f"^{JOIN}$", f"^{_ROOT}$", *MANY_OF.values(),
 ]  # fmt: skip
 #: A single one may be part of the backward pass of somebody's own function.
 _SEVERAL = 2
@@ -179,6 +189,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     steps, nodes = (_ranges(trace, names, name) for name in (_OPTIMIZER_STEP, BACKWARD))
     tables = [
         _one_by_one(trace, work, calls, steps),
+        *(_of_many(trace, work, calls, names, place) for place in MANY_OF),
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
         _reductions(trace, work, calls, nodes, steps),
         _attention(trace, work, calls, names),
@@ -254,6 +265,28 @@ def _one_by_one(
     place = pl.coalesce("place", pl.col("code").first().over("call"), loop)
     purpose, each = pl.lit(ONE_BY_ONE), pl.len().over("call") // often.min().over("call")
     return work[rows["work"]].hstack(rows.select("call", place, purpose=purpose, of_tensor=each))
+
+
+def _of_many(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str], place: str
+) -> pl.DataFrame:
+    """Short kernels of operators that are called for one embedding table or weight each."""
+    ranges = _ranges(trace, names, MANY_OF[place], (*_ON_HOST, "python_function"))
+    ends = pl.col("end").cum_max().shift().over(_THREAD).fill_null(0)
+    ranges = ranges.filter(pl.col("end") > ends)  # the outermost ones
+    order = pl.int_range(pl.len()).over(_THREAD).alias("order")
+    inside = linking.label_by_interval(calls.sort("ts"), ranges, _THREAD).with_columns(order)
+    apart = pl.col("order").diff().over(_THREAD).fill_null(_APART + 2) > _APART + 1
+    begins = apart if place == TABLES else pl.col("interval") != pl.col("interval").shift()
+    rows = inside.drop_nulls("interval").sort(*_THREAD, "ts")
+    rows = rows.with_columns(call=begins.fill_null(value=False).cum_sum())
+    n = pl.col("interval").n_unique().over(*_THREAD, "call").cast(pl.Int64)
+    rows = rows.with_columns(n=n, of_tensor=pl.len().over(*_THREAD, "call") // n)
+    rows = work[rows["work"]].hstack(rows.select("call", "of_tensor", "n"))
+    mean = (pl.col("end") - pl.col("start")).mean().over("call")
+    many = (place != TABLES) | (pl.col("n") >= _LEAST_TABLES)
+    rows = rows.filter(many & (mean <= _SHORT_NS), work_kind=COMPUTE)
+    return rows.with_columns(place=pl.lit(place), purpose=pl.lit(ONE_BY_ONE))
 
 
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:

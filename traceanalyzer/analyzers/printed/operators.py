@@ -145,9 +145,25 @@ def _within(share: pl.Expr) -> pl.Expr:
 _NO_OPERATORS = r"^ProfilerStep|^(?:Context|Stream|Event) Sync$|^Stream Wait Event$"
 
 
+#: Parts of names of kernels, copies and operators, which ranges of the user rarely have.
+_OF_WORK = r"(?i)::|[<(]|kernel|gemm|conv|mma|nccl|rccl|mem(?:cpy|set)|triton|\.\.\.$|\d{3}"
+
+
+def _is_range(operators: pl.DataFrame) -> pl.Expr:
+    """Whether a row is a range on the device (record_function, a compiled graph), not work.
+
+    It has no host time, and as much device time as all operators or more.
+    """
+    device, host = pl.col("self_device_ns"), pl.col("self_host_ns")
+    of_operators = int(operators.select(device.filter(host > 0).sum()).item() or 0)
+    compiled = pl.col("name").str.starts_with("## Call CompiledFxGraph")
+    is_long = (host == 0) & (device >= max(of_operators, 1))
+    return compiled | (is_long & ~pl.col("name").str.contains(_OF_WORK)).fill_null(value=False)
+
+
 def _verdict(operators: pl.DataFrame, totals: pl.DataFrame, by: str) -> str:
     """Return the row with most time; before it, whether the device mostly waits for the host."""
-    ran = operators.filter(~pl.col("name").str.contains(_NO_OPERATORS))
+    ran = operators.filter(~pl.col("name").str.contains(_NO_OPERATORS), ~_is_range(operators))
     operators = ran if ran.height else operators
     row, busy_frac = operators.row(0, named=True), None
     if by == "self_device_ns" and totals.height == 1:

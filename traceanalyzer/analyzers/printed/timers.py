@@ -194,8 +194,13 @@ def _verdict(counted: pl.DataFrame, what: str) -> str:
     if counted.is_empty():
         return ""
     times = counted["duration_ns"]
-    ns, label = max((int(counted[name].sum()), label) for name, label in _parts(counted).items())
-    most = f", most of it {label} ({format_frac(ns / int(times.sum()))})" if ns else ""
+    whole = int(times.sum())
+    longest = (
+        max((int(counted[name].sum()), label) for name, label in parts.items())
+        for parts in (_parts(counted), _PARTS)
+    )
+    ns, label = next((one for one in longest if 2 * one[0] > whole), (0, ""))
+    most = f", most of it {label} ({format_frac(ns / whole)})" if ns else ""
     return f"A {what} takes {format_ns(times.median())} (median){most}."  # type: ignore[arg-type]
 
 
