@@ -153,8 +153,8 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         yield Measured(
             size=samples / (running + float(result.locks["samples"].sum())),
             title=f"{'' if number else before}{format_frac(samples / running)} of {of} "
-            f"{'is' if 'memory' in of else 'are'} in or below {'one ' * (n == 1)}{what} of your own "
-            f"code: {name} ({place}).",
+            f"{'is' if 'memory' in of else 'are'} in or below {'one ' * (n == 1)}{what} of your "
+            f"own code: {name} ({place}).",
             evidence=(
                 f"{part} in or below the {what}, {whole} in code that runs.",
                 *[f"Not counted: {rest} that wait, import or run in background threads."]
