@@ -9,6 +9,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK
 from traceanalyzer.analyzers.comm_outliers.result import (
+    FEWER,
     SLOW_LINK_FRAC,
     CommOutliers,
     at_step,
@@ -266,8 +267,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     alone = comm is not None and comm.totals.n_ranks == 1 and comm.totals.world_size != 1
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, waits=not waited_ns)
-    # fewer bytes make all of them shorter
-    last = 0 if remedy in (_HYBRID, _ONE_PARAMETER) else _last_ns(answers)
+    # fewer bytes, or fewer collectives, make all of them shorter
+    last = 0 if remedy in (_HYBRID, _ONE_PARAMETER, *COALESCE) else _last_ns(answers)
     most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
@@ -288,6 +289,10 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     )
 
 
+#: Advice for many small collectives, which the host need not issue then.
+COALESCE = tuple(
+    f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones." for text in FEWER
+)
 _WITH_WAITS = ", including wait time for ranks that were not recorded"
 
 
@@ -329,8 +334,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         if text := _of_units(answers, comm, kind) or _of_buckets(answers, comm, kind):
             return text
         if small_collectives(comm):
-            text = fewer_collectives(comm)
-            return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
+            return COALESCE[FEWER.index(fewer_collectives(comm))]
     waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
     text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
     compute, exposed = float(answers.time.busy["busy_ns"].sum()), answers.time.of_cause(EXPOSED)

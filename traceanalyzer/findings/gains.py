@@ -21,6 +21,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.clocks import OWNER
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import (
     MEMORY_CALLS,
@@ -34,6 +35,7 @@ from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.replay.profiler import UNPROFILED
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
+from traceanalyzer.findings.communication import COALESCE
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
@@ -46,10 +48,10 @@ from traceanalyzer.units import format_frac, format_ns
 _AS_MUCH = 1.05
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
-#: Rules about transfers of which no other rank shows that the host waits for them.
-_TRANSFERS = {EXPOSED_ID, "collective-outliers"}
-#: Rules about transfers that take too long.
-_OF_LINKS = {*_TRANSFERS, "slow-link", "slow-collectives", "repeated-reduction"}
+#: Rules about transfers.
+_TRANSFERS = {
+    EXPOSED_ID, "collective-outliers", "slow-link", "slow-collectives", "repeated-reduction",
+}  # fmt: skip
 #: Rules about settings whose kernels and waits are gone without them.
 _SETTINGS = ("anomaly-detection", "kernel-tuning")
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
@@ -66,9 +68,9 @@ _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
 _RARE = 4
 #: Waits for the device, and the small copies that read its results.
 _HOST_AHEAD = (SYNCHRONISATION, SMALL_COPIES)
-#: Rules about calls that stop the host, and what is free without them: the host runs ahead, so that
-#: the cost of launches and calls that the GPU waited for is hidden, too. It may then overlap more
-#: than the idle time of the finding, by at most this factor.
+#: Rules about calls that stop the host, and which of them in that time are free, too: the host runs
+#: ahead, so that the cost of launches and calls that the GPU waited for is hidden. It may then
+#: overlap more than the idle time of the finding, by at most this factor.
 _WAITS, _MORE_OVERLAP = {
     "synchronisation": _HOST_AHEAD, "anomaly-detection": _HOST_AHEAD,
     "memory-management": (MEMORY_CALLS,),
@@ -226,7 +228,8 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
     """Return the gain of a finding as a share; None if no change removes its cause.
 
     Without other ranks, a call that waits for something that was not recorded is on the critical
-    path, and it is not known what removes it. So is idle time after the last work.
+    path, and it is not known what removes it. So is idle time after the last work. If workers of a
+    data loader limit the run, a cause that takes longer than the waits for them gains at most that.
     """
     if one.cost_ns is None or one.per.endswith("once"):
         return None
@@ -241,14 +244,14 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
             return frac if frac >= NO_GAIN else None
         one = replace(one, ranks=())  # what is slow on these ranks is slow on the others, too
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
-        frac = _share([one], replay, time)
-        if one.id in _WAITS:
-            ahead = _share([one], replay, time, free=_WAITS[one.id])
-            cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
-            frac = max(frac, min(ahead, _MORE_OVERLAP * cost))
+        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
+        frac = min(_share([one], replay, time), _MORE_OVERLAP * cost)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
-        return None if unknown and frac < NO_GAIN else frac
+        # the host itself may take the time for the next batch, which workers would deliver earlier
+        late = replay.waits_for_batches() / replay.whole_ns
+        hidden = 0 < late < cost and 2 * frac < cost
+        return None if hidden or (unknown and frac < NO_GAIN) else frac
     return None
 
 
@@ -263,9 +266,10 @@ def _change(one: Finding) -> str:
     if one.id in _FASTER:
         return f"these kernels {_FASTER[one.id].rpartition('=')[2]} times as fast"
     if one.id in _TRANSFERS:
-        return "instant transfers in this time"
+        calls = ", no calls of small ones" if one.advice.endswith(COALESCE) else ""
+        return f"instant transfers in this time{calls}"
     free = Change(free=_WAITS.get(one.id, ()))
-    waits = f", or {free.text}" if free.free else ""
+    waits = f", {free.text}" if free.free else ""
     return f"no host time, copies and transfers in this time{waits}"
 
 
@@ -279,21 +283,18 @@ def _ranks(one: Finding) -> tuple[int, ...]:
     return one.ranks or (alone if one.id in _OF_RANKS else ())
 
 
-def _share(
-    findings: Collection[Finding], replay: Replay, time: DeviceTime, *, free: tuple[str, ...] = ()
-) -> float:
+def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:
     """Return the gain of removing the causes of findings as a share of the counted steps.
 
-    Ranks change in all steps, intervals of other findings are in counted steps only. With
-    ``free`` these classes of time are removed in place of the time of findings.
+    Ranks change in all steps, intervals of other findings are in counted steps only.
     """
-    weights = _weights(findings, replay, free=free)
+    weights = _weights(findings, replay)
     if any(map(_is_of_ranks, findings)):
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
     length = (pl.col("end") - pl.col("start")).sum()
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
     ends = dict(time.windows.group_by(OWNER).agg(pl.col("end").max()).iter_rows())
-    lost = _lost(() if free else findings, _IN_INTERVALS)
+    lost = _lost(findings, _IN_INTERVALS)
     whole_ns = max(counted) * replay.unprofiled_frac
     return min(replay.gain_ns(weights, ends, lost) / whole_ns, 1.0)
 
@@ -305,20 +306,20 @@ def _lost(findings: Collection[Finding], ids: Collection[str]) -> pl.DataFrame:
     return pl.concat([_NO_TIME, *rows], how="vertical_relaxed")
 
 
-def _weights(
-    findings: Collection[Finding], replay: Replay, *, free: tuple[str, ...] = ()
-) -> list[Weights]:
+def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     """Return the times of the run without the causes of findings."""
     ranks = {rank for one in findings for rank in _ranks(one)}
     if any(one.id in _UNEQUAL for one in findings):
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
-    change = replace(_like_others(ranks, findings), free=free)
-    removed = () if free else findings
-    lost, transfers = _lost(removed, _IN_INTERVALS - _TRANSFERS), _lost(removed, _TRANSFERS)
-    weights = replay.without(lost, transfers, change)
+    free = dict.fromkeys(name for one in findings for name in _WAITS.get(one.id, ()))
+    change = replace(_like_others(ranks, findings), free=tuple(free))
+    lost, transfers = _lost(findings, _IN_INTERVALS - _TRANSFERS), _lost(findings, _TRANSFERS)
+    weights = replay.without(lost, transfers, change, _lost(findings, _WAITS))
     for one in findings:
-        if one.id in _LOOPS and one.intervals is not None:
+        if one.intervals is not None and one.id in _LOOPS:
             weights = fused(replay.job, weights, one.intervals, _LOOPS[one.id])
+        elif one.intervals is not None and one.advice.endswith(COALESCE):
+            weights = fused(replay.job, weights, one.intervals, 0.0, COMMUNICATION)
     return weights
 
 
@@ -358,8 +359,8 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     reasons = {
         "the cost is the mean of all GPUs, but a step ends with the slowest one":
             time.windows.n_unique(DEVICE) > 1,
-        "the next transfer starts earlier if an overlapped one is shorter": larger & _OF_LINKS,
-        "a host that does not wait launches later work earlier": larger - _OF_LINKS,
+        "the next transfer starts earlier if an overlapped one is shorter": larger & _TRANSFERS,
+        "a host that does not wait launches later work earlier": larger - _TRANSFERS,
     }  # fmt: skip
     if larger:
         texts.append(f"A gain can exceed the cost: {'; '.join(filter(reasons.get, reasons))}.")

@@ -260,7 +260,7 @@ def in_sequences(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.sort(*lane, "ts").with_columns(sequence=((gap > _GAP_NS) | gap.is_null()).cum_sum())
 
 
-def carried(hidden: pl.Expr, exposed: pl.Expr) -> pl.Expr:
+def carried(sequence: pl.Series, hidden: pl.Series, exposed: pl.Series) -> pl.Series:
     """Return the exposed transfers that overlapped wait time delays, of rows in sequences.
 
     Compute hides such wait time, but the transfer starts later, and so do the collectives queued
@@ -269,10 +269,21 @@ def carried(hidden: pl.Expr, exposed: pl.Expr) -> pl.Expr:
 
         owed = max(0, owed before + overlapped wait time - exposed transfer)
         lost = owed before + overlapped wait time - owed
+
+    Nothing is owed at the begin of a sequence. Windows over many short sequences would be slow.
     """
-    balance = (hidden - exposed).cum_sum().over("sequence")
-    owed = balance - pl.min_horizontal(balance.cum_min().over("sequence"), 0)
-    return owed.shift(1, fill_value=0).over("sequence") + hidden - owed
+    wait = hidden.to_numpy()
+    added, before = wait - exposed.to_numpy(), wait.cumsum() - wait
+    first = np.flatnonzero(sequence.diff().fill_null(1).to_numpy())
+    level = added.copy()
+    level[first] -= np.diff(before[first], prepend=0)  # more is not owed by the sequence before
+    level = level.cumsum()
+    least = level.copy()
+    least[first] -= np.maximum(added[first], 0)
+    owed = level - np.minimum.accumulate(least)
+    owed_before = np.append(0, owed)[:-1]
+    owed_before[first] = 0
+    return pl.Series(owed_before + wait - owed)
 
 
 def _lost(rows: pl.DataFrame, of: Sequence[str]) -> pl.DataFrame:
@@ -280,8 +291,11 @@ def _lost(rows: pl.DataFrame, of: Sequence[str]) -> pl.DataFrame:
     waiting = rows.select(*of, start="arrival", end=pl.col("arrival") + pl.col("wait_ns"))
     alone = pl.col("duration_ns") - pl.col("compute_ns").fill_null(0)
     direct = pl.min_horizontal("wait_ns", alone)
-    lost = direct + carried(pl.col("wait_ns") - direct, alone - direct)
-    sums = in_sequences(rows).with_columns(lost=lost).group_by(of)
+    ordered = in_sequences(rows).with_columns(lost=direct, hidden=pl.col("wait_ns") - direct)
+    later = carried(
+        ordered["sequence"], ordered["hidden"], ordered.select(alone - direct).to_series()
+    )
+    sums = ordered.with_columns(pl.col("lost") + later).group_by(of)
     counts = sums.agg(collectives=pl.col("instance").n_unique(), lost=pl.col("lost").sum())
     waits = intervals.measure(waiting, of).rename({"length": "wait_ns"}).join(counts, on=of)
     return waits.with_columns(lost_ns=pl.min_horizontal("wait_ns", "lost"))

@@ -768,11 +768,16 @@ def small_collectives(result: CommOutliers, *, advise: bool = True) -> str:
     )
 
 
+#: Advice for many small collectives: in steps, and without.
+FEWER = (
+    "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)",
+    "fuse them with other kernels, or coalesce the calls",
+)
+
+
 def fewer_collectives(result: CommOutliers) -> str:
     """Return advice for many small collectives, as a clause."""
-    if result.instances["step"].is_not_null().any():
-        return "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)"
-    return "fuse them with other kernels, or coalesce the calls"
+    return FEWER[not result.instances["step"].is_not_null().any()]
 
 
 def _is_small() -> pl.Expr:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.pipelines import connected
@@ -16,7 +15,7 @@ from traceanalyzer.analyzers.common.device_work import COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.names import distinct, matching
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.replay import engine
-from traceanalyzer.analyzers.replay.engine import Job, Weights
+from traceanalyzer.analyzers.replay.engine import Bools, Job, Weights
 from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Ints, Program
 from traceanalyzer.errors import OptionError
 from traceanalyzer.frames import intervals
@@ -54,7 +53,7 @@ _TAIL_NS = 1_000_000
 _SAME_FRAC = 0.9
 #: A call that begins so shortly before or after the end of a transfer may have waited for it.
 _AT_END_NS = 20_000
-#: A copy that takes longer on the device is not small.
+#: A copy or a transfer that takes longer on the device is not small.
 _SMALL_NS = 50_000
 #: A rank in the name of a process group, which comes from the file.
 RANK = re.compile(r"\b\d{1,9}\b")
@@ -69,8 +68,8 @@ class Change:
             time is 0.
         scale: regular expressions of kernels and annotations with the factor by which they become
             faster: ``flash_.*=2``.
-        typical_ranks: ranks whose kernels, transfers and host times become the mean of the other
-            ranks; if all are chosen, kernels and transfers become the mean of all ranks.
+        typical_ranks: ranks whose kernels, transfers and (if longer) host times become the mean of
+            the other ranks; if all are chosen, kernels and transfers become the mean of all ranks.
         of_all: they become the mean (of transfers: the median) over all ranks, with those that
             change, as in Lin et al., OSDI'25.
         network: factor by which transfers become faster.
@@ -102,19 +101,23 @@ class Change:
         return ", ".join([*parts, *(["no waiting for other ranks"] if self.no_wait else [])])
 
 
-def changed(job: Job, change: Change) -> list[Weights]:
+def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list[Weights]:
     """Return the times of all ranks with a change.
 
     Args:
         job: the programs of all ranks.
         change: the change.
+        spans: path, rank, device, start_ns, end_ns: only calls in this time are of a class.
 
     Raises:
         OptionError: a regular expression or a factor is not valid, or matches nothing.
     """
-    whole = engine.joined(job.weights)
+    whole, (calls, work) = engine.joined(job.weights), job.timed
+    if spans is not None:
+        within = intervals.overlap_with(calls, _of_programs(job, spans), ["program"])["overlap"]
+        calls = calls.with_columns(kind=pl.when(within > 0).then("kind"))
     if change.free:
-        whole = _without(change.free, whole, *job.timed)
+        whole = _without(change.free, whole, calls, work)
     weights = whole.of_each(job.first_call, job.first_row)
     for pattern, factor in _factors(change):
         _require_names(job, pattern)
@@ -177,8 +180,7 @@ def _without(
     names = [name for kind in free for name in zero.get(kind, ())]
     spent = weights.call
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
-    copying = np.zeros(spent.size, np.bool_)
-    copying[work.filter(work_kind=MEMORY)["call"].drop_nulls().to_numpy()] = True
+    copying = _with_work(work, work["work_kind"] == MEMORY, spent.size)
     of_classes = {name: _in_calls(calls, kinds) for name, kinds in _CALLS.items()}
     for name, of_class in (*of_classes.items(), (COPIES, copying)):
         gone = of_class & (name in free)
@@ -191,9 +193,9 @@ def _without(
     if CODE in free:
         weights = replace(weights, waits=weights.waits & ~_in_calls(calls, (PAUSE,)))
     if SMALL_COPIES in free:
-        is_long = work["end"] - work["start"] > _SMALL_NS
-        kept = calls.with_row_index("call")["call"].is_in(work["call"].filter(is_long).implode())
-        weights = _without_calls(weights, work, _small_copies(calls) & ~kept.to_numpy())
+        gone = ~_with_work(work, work["end"] - work["start"] > _SMALL_NS, calls.height)
+        gone &= _of_operators(calls, _small_copies(calls) & gone)
+        weights = _without_calls(weights, work, gone)
     of_kind = {COPIES: MEMORY, COMMUNICATION: COMMUNICATION}
     for kind in {*of_kind} & {*free}:
         is_kind = (work["work_kind"] == of_kind[kind]).to_numpy()
@@ -201,16 +203,31 @@ def _without(
     return weights
 
 
-def _in_calls(calls: pl.DataFrame, kinds: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _in_calls(calls: pl.DataFrame, kinds: Sequence[str]) -> Bools:
     """Mark calls of these kinds."""
     return calls["kind"].is_in(kinds).fill_null(value=False).to_numpy()
 
 
-def _small_copies(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
+def _small_copies(calls: pl.DataFrame) -> Bools:
     """Mark calls of copies that the host waits for, of at most :data:`~.causes.LITTLE_COPY_NS`."""
     length = (calls["end"] - calls["start"]).to_numpy()
-    small: npt.NDArray[np.bool_] = _in_calls(calls, ("copy",)) & (length <= causes.LITTLE_COPY_NS)
+    small: Bools = _in_calls(calls, ("copy",)) & (length <= causes.LITTLE_COPY_NS)
     return small
+
+
+def _with_work(work: pl.DataFrame, rows: pl.Series, size: int) -> Bools:
+    """Mark the calls of some rows of work."""
+    marked = np.zeros(size, np.bool_)
+    marked[work["call"].filter(rows).drop_nulls().to_numpy()] = True
+    return marked
+
+
+def _of_operators(calls: pl.DataFrame, some: Bools) -> Bools:
+    """Mark calls, and all calls of the operators that they are in: they prepare the same result."""
+    keys = ["program", "operator"]
+    of_some = calls.filter(pl.Series(some)).select(keys).drop_nulls().unique()
+    marked = calls.join(of_some.with_columns(also=True), on=keys, how="left", maintain_order="left")
+    return some | marked["also"].fill_null(value=False).to_numpy()
 
 
 def occurs(job: Job, name: str) -> bool:
@@ -221,7 +238,7 @@ def occurs(job: Job, name: str) -> bool:
     return name not in _CALLS or bool(_in_calls(calls, _CALLS[name]).any())
 
 
-def _without_calls(weights: Weights, work: pl.DataFrame, gone: npt.NDArray[np.bool_]) -> Weights:
+def _without_calls(weights: Weights, work: pl.DataFrame, gone: Bools) -> Weights:
     """Return the times without these calls, the operators before them, and their work."""
     call = work["call"].fill_null(-1).to_numpy()
     is_gone = np.append(gone, False)[call]
@@ -233,7 +250,9 @@ def _without_calls(weights: Weights, work: pl.DataFrame, gone: npt.NDArray[np.bo
     return replace(weights, waits=weights.waits & ~gone, **times)
 
 
-def fused(job: Job, weights: Sequence[Weights], spans: pl.DataFrame, frac: float) -> list[Weights]:
+def fused(
+    job: Job, weights: Sequence[Weights], spans: pl.DataFrame, frac: float, kind: str = COMPUTE
+) -> list[Weights]:
     """Return the times if one kernel ran in place of the kernels in each span.
 
     It takes a share of their time; the host does not prepare and launch the others.
@@ -243,15 +262,21 @@ def fused(job: Job, weights: Sequence[Weights], spans: pl.DataFrame, frac: float
         weights: the times to change.
         spans: path, rank, device, start_ns, end_ns on the clock of each file.
         frac: the share of their time.
+        kind: of these kernels; of communication, only short transfers.
     """
     whole, (calls, work), by = engine.joined(weights), job.timed, ["program", "device"]
     inside = intervals.overlap_with(work, _of_programs(job, spans), by)["overlap"] > 0
-    rows = (inside.fill_null(value=False) & (work["work_kind"] == COMPUTE)).to_numpy()
-    gone = np.zeros(calls.height, np.bool_)
-    gone[work["call"].filter(pl.Series(rows)).drop_nulls().to_numpy()] = True
+    rows = (inside.fill_null(value=False) & (work["work_kind"] == kind)).to_numpy()
+    if kind == COMMUNICATION:
+        group, met = job.flow.group, np.zeros(1 + job.sizes.size, np.bool_)
+        met[group[rows]] = True  # the last one: of no collective
+        rows |= met[group] & (group >= 0)
+        rows &= np.where(group >= 0, whole.transfer, whole.duration) <= _SMALL_NS
+    gone = _with_work(work, pl.Series(rows), calls.height)
+    gone = gone if kind == COMPUTE else _of_operators(calls, gone)
     less = _without_calls(whole, work, gone)
     less = replace(
-        less, code=np.where(gone, 0.0, less.code),
+        less, code=np.where(gone, 0.0, less.code), transfer=np.where(rows, 0.0, less.transfer),
         duration=np.where(rows, whole.duration * frac, less.duration),
     )  # fmt: skip
     return less.of_each(job.first_call, job.first_row)
@@ -296,7 +321,7 @@ def without_time(
         weights: the times to change.
         lost: path, rank, device, start_ns, end_ns on the clock of each file.
         with_host: whether the host did what cost the time; otherwise its times remain, see
-            :func:`_without_waits`.
+            :func:`_without_waits`, and a transfer becomes shorter on all of its ranks.
     """
     mine = _of_programs(job, lost)
     if mine.is_empty():
@@ -304,7 +329,11 @@ def without_time(
     whole = engine.joined(weights)
     less = _without_time(whole, *job.timed, mine)
     if not with_host:
-        whole = replace(whole, duration=less.duration, transfer=less.transfer)
+        group, share = job.flow.group, np.ones(1 + job.sizes.size)  # the last one: of no collective
+        left = np.where(whole.transfer > 0, less.transfer / np.maximum(whole.transfer, 1), 1.0)
+        np.minimum.at(share, group, left)
+        transfer = whole.transfer * np.where(group < 0, 1.0, share[group])
+        whole = replace(whole, duration=less.duration, transfer=transfer)
         less = _without_waits(whole, job.timed[0], _exposed(job.timed[1]), mine)
     return less.of_each(job.first_call, job.first_row)
 
@@ -343,7 +372,7 @@ def _exposed(work: pl.DataFrame) -> pl.DataFrame:
     return intervals.subtract(rows.filter(is_transfer), rows.filter(~is_transfer), by)
 
 
-def unexplained(calls: pl.DataFrame) -> npt.NDArray[np.bool_]:
+def unexplained(calls: pl.DataFrame) -> Bools:
     """Mark calls that wait for something that was not recorded.
 
     They return much later than the recorded work that they wait for.
@@ -395,8 +424,9 @@ def _typical(
     A kernel takes the mean of the others at the same place of the step, if all ranks run it there
     equally often: calls of one kernel have different sizes. Kernels that no other rank runs take no
     time. A rank that runs more in a step than they do then runs it in the time that they need for
-    theirs. With ``of_all`` the place and the number of kernels do not count. Unexplained time
-    before work becomes that of the others.
+    theirs; what only another rank does, for example a checkpoint, is not added. With ``of_all`` the
+    place and the number of kernels do not count. Unexplained time before work becomes that of the
+    others.
     """
     chosen = np.array([name in ranks for name in job.names])
     whole, is_transfer, mine = engine.joined(weights), job.flow.group >= 0, chosen[job.unit]
@@ -407,13 +437,16 @@ def _typical(
     if not (of_all or chosen.all()):
         times = _without_additional(job, times, is_transfer, chosen)
     changing = chosen & (not of_all)
-    times *= np.where(is_transfer, 1.0, _of_others(job, "work", times * ~is_transfer, changing))
+    most = np.inf if chosen.all() else 1.0
+    factors = _of_others(job, "work", times * ~is_transfer, changing)
+    times *= np.where(is_transfer, 1.0, np.minimum(factors, most))
     rest = _of_others(job, "work", whole.rest.clip(0), changing)
     # work is divided, not what hosts do; the GPUs of one process have one host
     slow_host = changing & (not chosen.all() and len(job.programs) > 1)
     on_host = {
-        name: getattr(whole, name) * _of_others(job, "calls", getattr(whole, name), slow_host)
+        name: ns * np.minimum(_of_others(job, "calls", ns, slow_host), 1.0)
         for name in ("loader", "launch", "code", "call")
+        for ns in (getattr(whole, name),)
     }
     changed = replace(
         whole, duration=np.where(is_transfer, whole.duration, times),
@@ -423,9 +456,7 @@ def _typical(
     return changed.of_each(job.first_call, job.first_row)
 
 
-def _without_additional(
-    job: Job, times: Floats, is_transfer: npt.NDArray[np.bool_], chosen: npt.NDArray[np.bool_]
-) -> Floats:
+def _without_additional(job: Job, times: Floats, is_transfer: Bools, chosen: Bools) -> Floats:
     """Take the time of kernels that only chosen ranks run, if they run those of the others too.
 
     Without them, kernels must take about as long as on the others: otherwise they are what the
@@ -438,9 +469,7 @@ def _without_additional(
     return np.where(added & (kept >= _SAME_FRAC * usual)[job.unit], 0.0, times)
 
 
-def _usual(
-    kinds: Ints, times: Floats, is_transfer: npt.NDArray[np.bool_], peers: npt.NDArray[np.bool_]
-) -> Floats:
+def _usual(kinds: Ints, times: Floats, is_transfer: Bools, peers: Bools) -> Floats:
     """Return the usual time of each kind of work on some ranks; not a number: of none.
 
     That is the mean; of transfers, which are kinds of their own, the median.
@@ -455,7 +484,7 @@ def _usual(
     return usual
 
 
-def _of_others(job: Job, part: str, times: Floats, chosen: npt.NDArray[np.bool_]) -> Floats:
+def _of_others(job: Job, part: str, times: Floats, chosen: Bools) -> Floats:
     """Return by what times of the chosen ranks are multiplied, to be in sum those of the others.
 
     Sums are those of each step, and between steps. If all ranks are chosen, they become the mean.

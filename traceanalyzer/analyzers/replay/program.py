@@ -107,7 +107,7 @@ class Program(clocks.Origin):
             devices), ``pause`` (after it the thread waits, without a recorded call), those of
             :data:`OF_CALLS`, which do not wait, or null; step
             (number); group, a collective on the host; range, the innermost annotation, and
-            range_before, of the time before the call.
+            range_before, of the time before the call; operator, the number of the innermost one.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
@@ -802,18 +802,18 @@ def _ranges(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
     """Return the names of annotations, and the innermost one of each call and row of work."""
-    spans = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(
-        of_kinds(ANNOTATION_KINDS) & (pl.col("dur") > 0)
+    rows = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(pl.col("dur") > 0)
+    rows = rows.with_columns(
+        pl.col("name").cast(pl.String), start="ts", end=pl.sum_horizontal("ts", "dur")
     )
-    spans = spans.select(
-        pl.col("name").cast(pl.String), "pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur")
-    )
+    spans, operators = (rows.filter(of_kinds(kinds)) for kinds in (ANNOTATION_KINDS, ("cpu_op",)))
     names = spans["name"].unique().sort()
 
+    def inside(at: pl.Expr, of: pl.DataFrame) -> pl.Series:
+        return linking.enclosing(calls.select("pid", "tid", ts=at), of, ["pid", "tid"])["slice"]
+
     def around(at: pl.Expr) -> pl.Series:
-        points = calls.select("pid", "tid", ts=at)
-        inside = linking.enclosing(points, spans, ["pid", "tid"])["slice"]
-        return spans["name"][inside].replace_strict(
+        return spans["name"][inside(at, spans)].replace_strict(
             names, pl.int_range(names.len(), eager=True), default=None, return_dtype=pl.Int32
         )
 
@@ -822,5 +822,6 @@ def _ranges(
     number = pl.Series(np.maximum(call, 0))
     of_work = of_call[number] if calls.height else pl.Series([None] * work.height, dtype=pl.Int32)
     of_work = pl.select(pl.when(pl.Series(call >= 0)).then(of_work)).to_series()
-    of_calls = pl.DataFrame({"range": of_call, "range_before": before})
+    operator = inside(pl.col("start"), operators)
+    of_calls = pl.DataFrame({"range": of_call, "range_before": before, "operator": operator})
     return names, of_calls, of_work.alias("range")

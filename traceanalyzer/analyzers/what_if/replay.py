@@ -133,6 +133,11 @@ class Replay(Result):
             for one in self.job.programs
         )  # fmt: skip
 
+    def waits_for_batches(self) -> float:
+        """Return how long a rank waits for workers of a data loader that limit the run, in ns."""
+        waits = zip(self.job.weights, self.job.batches, strict=True)
+        return max(float(one.loader[rows].sum()) for one, rows in waits)
+
     def has_work_after(self, lost: pl.DataFrame) -> bool:
         """Return whether work of the same rank starts after most of the lost time."""
         ends = {one.owner: one.work["start"].max() for one in self.job.programs}
@@ -144,7 +149,11 @@ class Replay(Result):
         return bool(2 * before >= rows["ns"].sum())
 
     def without(
-        self, lost: pl.DataFrame, transfers: pl.DataFrame, change: changes.Change
+        self,
+        lost: pl.DataFrame,
+        transfers: pl.DataFrame,
+        change: changes.Change,
+        calls: pl.DataFrame | None = None,
     ) -> list[Weights]:
         """Return the times with a change and without lost time.
 
@@ -152,8 +161,9 @@ class Replay(Result):
             lost: see :func:`~traceanalyzer.analyzers.replay.changes.without_time`.
             transfers: the same of time that the host has no part in.
             change: the change.
+            calls: the same of calls that a class of the change has; default: all.
         """
-        changed = changes.changed(self.job, change)
+        changed = changes.changed(self.job, change, calls)
         less = changes.without_time(self.job, changed, transfers, with_host=False)
         return changes.without_time(self.job, less, lost)
 
