@@ -465,3 +465,24 @@ def test_an_offset_must_be_more_than_five_times_the_residual() -> None:
     result = pl.DataFrame({**sizes, "n": [9, 9], "typical": [1.0, 1.0]})
     applies = arrivals._applies(one_host=False)
     assert result.select(applies).to_series().to_list() == [False, True]
+
+
+# --- transfers behind wait times -----------------------------------------------------------------
+
+
+@modest
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(0, 9))))
+def test_carried_is_what_is_owed_before_and_hidden_less_what_is_owed(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    """Transfers pay for overlapped wait time before them, in a sequence of their own."""
+    expected, owed, numbers, number = [], 0, [], 0
+    for begins, hidden, exposed in rows:
+        owed, number = (0, number + 1) if begins else (owed, number)
+        left = max(0, owed + hidden - exposed)
+        expected.append(owed + hidden - left)
+        owed = left
+        numbers.append(number)
+    columns = [numbers, *([row[n] for row in rows] for n in (1, 2))]
+    series = (pl.Series(values, dtype=pl.Int64) for values in columns)
+    assert arrivals.carried(*series).to_list() == expected

@@ -412,6 +412,26 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
 
 
+def test_what_only_the_host_of_another_rank_does_is_not_added() -> None:
+    """Rank 1 pauses before each step."""
+    job = engine.job_of([measure(in_layers(0)), measure(in_layers(1))])
+    like, others = changes.changed(job, changes.Change(typical_ranks=(0,)))
+    assert like.code.sum() <= job.weights[0].code.sum() < others.code.sum()
+
+
+@pytest.mark.parametrize(("with_host", "left"), [(False, 0.0), (True, 1.0)])
+def test_a_transfer_without_time_on_one_rank_has_none_on_the_others(
+    with_host: bool, left: float
+) -> None:
+    """The host of a rank alone makes no transfer of the others shorter."""
+    job = engine.job_of([measure(in_layers(rank, pause=0)) for rank in (0, 1)])
+    lost = pl.DataFrame({"path": ["rank0.json"], "rank": [0], "device": [0], "start_ns": [0],
+                         "end_ns": [1 << 40]})  # fmt: skip
+    one, other = changes.without_time(job, job.weights, lost, with_host=with_host)
+    assert one.transfer.sum() == 0
+    assert other.transfer.sum() == left * job.weights[1].transfer.sum() > -1
+
+
 def one_process(compute: tuple[int, int], *, by_gpu: bool = False) -> Trace:
     """Return steps of one process with two GPUs: a kernel and the all_reduce of both on each.
 
@@ -723,6 +743,31 @@ def test_small_copies_that_the_host_waits_for() -> None:
         assert gains["no small blocking copies"] == pytest.approx(50 * 20 * US, rel=0.02)
         assert gains["no copies"] == pytest.approx(50 * 20 * US + 2 * MS + 10 * US, rel=0.02)
     assert "no small blocking copies" not in ta.what_if(training()).changes["change"].to_list()
+
+
+@pytest.mark.parametrize(("operator", "gain"), [("aten::nonzero", 100 * US), ("", 58 * US)])
+def test_kernels_for_a_result_that_the_host_reads_go_with_its_copy(
+    operator: str, gain: int
+) -> None:
+    """An operator runs a kernel of 40 us and reads its result; the next kernel waits for both."""
+    events, at = [], 0
+    for number in range(STEPS):
+        begin, ids = at, [{"correlation": 3 * number + n} for n in (1, 2, 3)]
+        if operator:
+            events.append(host("cpu_op", operator, at, 98 * US))
+        work = [(GEMM, at + 10 * US, 40 * US, "kernel"), (GEMM, at + 110 * US, MS, "kernel")]
+        work.insert(1, ("Memcpy DtoH (Device -> Pinned)", at + 52 * US, 2 * US, "gpu_memcpy"))
+        calls = [("cudaLaunchKernel", at + US, 4 * US), ("cudaMemcpyAsync", at + 6 * US, 90 * US),
+                 ("cudaLaunchKernel", at + 100 * US, 4 * US)]  # fmt: skip
+        for (name, start, ns, kind), call, one in zip(work, calls, ids, strict=True):
+            events += [
+                device(name, start, ns, kind=kind, **one),
+                host("cuda_runtime", *call, **one),
+            ]
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", at + 105 * US, MS + 8 * US))
+        at += MS + 114 * US
+        events.append(step(number, begin, at - begin))
+    assert gain_ns(trace(events), free="small-copies") == pytest.approx(gain, rel=0.1)
 
 
 def test_dependencies_of_graph_nodes_are_exact(shared: Path) -> None:

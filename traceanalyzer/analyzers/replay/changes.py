@@ -227,7 +227,8 @@ def _of_operators(calls: pl.DataFrame, some: Bools) -> Bools:
     keys = ["program", "operator"]
     of_some = calls.filter(pl.Series(some)).select(keys).drop_nulls().unique()
     marked = calls.join(of_some.with_columns(also=True), on=keys, how="left", maintain_order="left")
-    return some | marked["also"].fill_null(value=False).to_numpy()
+    both: Bools = some | marked["also"].fill_null(value=False).to_numpy()
+    return both
 
 
 def occurs(job: Job, name: str) -> bool:
