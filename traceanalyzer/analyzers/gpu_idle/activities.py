@@ -212,8 +212,8 @@ def of_gaps(
     return replace(one, place=place, sampled=place)
 
 
-#: An operator is slow if it takes so long before its launch, in so many calls.
-_SLOW_NS, _SLOW_CALLS = 300_000, 10
+#: An operator is slow if it takes so long before its launch, in so many calls, and in all.
+_SLOW_NS, _SLOW_CALLS, _ALL_SLOW_NS = 300_000, 3, 3_000_000
 
 
 def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
@@ -223,7 +223,8 @@ def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
     """
     name, _, n = main_place(gaps, "innermost")
     ns = round(gaps.filter(innermost=name)["cause_ns"].median() or 0)  # type: ignore[arg-type]
-    if n < _SLOW_CALLS or ns < _SLOW_NS or not re.match(causes.COMPUTES, name):
+    least_ns = max(_SLOW_NS, _ALL_SLOW_NS / max(n, 1))
+    if n < _SLOW_CALLS or ns < least_ns or not re.match(causes.COMPUTES, name):
         return "", ""
     return name, (
         f"{name} takes {format_ns(ns)} on the host before each launch: it probably prepares "

@@ -742,11 +742,17 @@ def unprofiled(job: Job, unchanged: list[Times]) -> tuple[Job, list[Times]]:
     if not any(one.any() for one in taken):
         return job, unchanged
     each = zip(job.weights, taken, strict=True)
-    weights = tuple(replace(one, launch=np.maximum(one.launch - ns, 0.0)) for one, ns in each)
+    weights = tuple(_scaled(one, ns) for one, ns in each)
     without = replace(job, weights=weights)
     times = replay(without, weights)
     before, after = (sum(step_times(job, [one.end for one in run])) for run in (unchanged, times))
     return (without, times) if after < (1 - _PROFILED) * before else (job, unchanged)
+
+
+def _scaled(weights: Weights, taken: Floats) -> Weights:
+    """Return the weights without this time of operators, calls and other code before each call."""
+    rest = 1 - taken / np.maximum(weights.launch + weights.code, taken + 1)
+    return replace(weights, launch=weights.launch * rest, code=weights.code * rest)
 
 
 def between_streams(job: Job) -> pl.Series:

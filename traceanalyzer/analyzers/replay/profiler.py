@@ -1,13 +1,12 @@
 """The time that torch.profiler itself takes of the host, which a run without it does not spend.
 
-Each recorded operator and CUDA call costs the host some microseconds, so that a host which is far
-ahead of the GPU may fall behind it only while it is recorded. How many is measured in the
-recording: ``aten::t`` does nothing but call ``aten::transpose``, which does nothing but call
-``aten::as_strided``, so the difference of their durations is what one more recorded operator costs
-inside another. Measured on 34 recordings of 30 programs on one H200 (torch 2.11, record_shapes)
-with the times of their steps without the profiler, and on CPUs by their CPU time (torch 2.13): an
-operator costs 2.0 such times beside a GPU, and 1.2 to 1.5 without one. Steps that took 33 % longer
-with the profiler (median) are predicted within 7 % (median), most of them too long.
+Each recorded operator, CUDA call and Python function costs the host some microseconds, so that a
+host which is far ahead of the GPU may fall behind it only while it is recorded. How many is
+measured in the recording: some operators do nothing but call another one, so the difference of
+their durations is what one more recorded operator costs inside another. An operator costs 2.3 such
+times beside a GPU (1.2 to 1.5 without one): measured on 84 recordings of 80 programs on one H200
+(torch 2.11, record_shapes) with the times of their steps without the profiler, and on CPUs by their
+CPU time (torch 2.13).
 """
 
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
@@ -28,21 +28,25 @@ UNPROFILED = (
 
 _SLICE = ["pid", "tid", "ts", "dur"]
 #: Operators that do nothing but call another one.
-_EMPTY = {"aten::t": "aten::transpose", "aten::transpose": "aten::as_strided"}
+_EMPTY = {
+    "aten::t": "aten::transpose", "aten::transpose": "aten::as_strided",
+    "aten::reshape": "aten::view", "aten::matmul": "aten::mm",
+}  # fmt: skip
 #: So many calls of them are enough to measure, and a slower host is slow for another reason.
 _LEAST_CALLS, _MOST_NS = 8, 5_000
-#: Cost of an operator and of a CUDA call, in durations of an empty operator ...
-_OPERATOR, _CUDA_CALL = 2, 1
-#: ... and the largest share of the time of operators and calls that it takes.
-_MOST_FRAC = 0.6
+_OF_C = ("^<built-in",)
+#: Cost of an operator, a CUDA call and a function of Python, in durations of an empty operator ...
+_OPERATOR, _CUDA_CALL, _FUNCTION, _BUILTIN = 2.3, 1.0, 1.0, 0.2
+#: ... and the largest share of the time of operators, calls and other code that it takes.
+_MOST_FRAC = 0.75
 
 
 def share_ns(trace: Trace, calls: pl.DataFrame) -> pl.Series:
-    """Return the part of ``launch_ns`` of each call that the profiler takes; 0 if not known.
+    """Return the part of ``launch_ns + code_ns`` of each call that the profiler takes, if known.
 
     Args:
         trace: the trace.
-        calls: thread, start, end, launch_ns, in order of their starts.
+        calls: thread, start, end, launch_ns, code_ns, in order of their starts.
     """
     if "cpu_op" not in trace.kinds:
         return pl.zeros(calls.height, eager=True)
@@ -53,14 +57,19 @@ def share_ns(trace: Trace, calls: pl.DataFrame) -> pl.Series:
     if not each_ns or not main.any():
         return pl.zeros(calls.height, eager=True)
     recorded = trace.events["ts"].filter(trace.events.select(of_kinds(LAUNCH_KINDS)).to_series())
+    functions = trace.events[["kind", "name", "ts"]].filter(of_kinds(("python_function",)))
+    builtin = named(trace.names, _OF_C)
     start, end = (calls[side].filter(main).to_numpy() for side in ("start", "end"))
     since = np.minimum(np.maximum.accumulate(np.append(start[:1], end[:-1])), start)
     cost = np.zeros(calls.height)
     cost[main.to_numpy()] = each_ns * (
         _OPERATOR * _between(operators["ts"], since, start)
         + _CUDA_CALL * (_between(recorded, since, start) + 1)
+        + _FUNCTION * _between(functions.filter(~builtin)["ts"], since, start)
+        + _BUILTIN * _between(functions.filter(builtin)["ts"], since, start)
     )
-    return pl.Series(np.minimum(cost, _MOST_FRAC * calls["launch_ns"].to_numpy()))
+    most = _MOST_FRAC * (calls["launch_ns"] + calls["code_ns"])
+    return pl.Series(np.minimum(cost, most.to_numpy()))
 
 
 def _empty_ns(operators: pl.DataFrame) -> float:
