@@ -19,6 +19,7 @@ MORE = {
     "decode-static": 2.792,
     "decode-cat": 41.861,
 }
+NO_STACKS = ["gpt", "unet", "dlrm-tables", "dlrm-copies", "decode-static", "decode-cat"]
 #: ... and by record_faults.py.
 MEASURED = MORE | {
     "base": 33.458,
@@ -51,8 +52,7 @@ def diagnosis(name: str) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["base", "optimizer", "clip-items", "pageable", "checkpoint", "empty-cache", "gpt", "unet"]
-    + ["dlrm-tables", "dlrm-copies", "decode-static", "decode-cat"],
+    ["base", "optimizer", "clip-items", "pageable", "checkpoint", "empty-cache", *NO_STACKS],
 )
 def test_steps_without_the_profiler(name: str) -> None:
     result = what_if(name)

@@ -738,21 +738,15 @@ def unprofiled(job: Job, unchanged: list[Times]) -> tuple[Job, list[Times]]:
 
     They are those given if the profiler takes less than 1 % of the steps; see :mod:`.profiler`.
     """
-    taken = [one.calls["profiler_ns"].to_numpy() for one in job.programs]
-    if not any(one.any() for one in taken):
+    left = [1 - one.calls["profiler_frac"].to_numpy() for one in job.programs]
+    if all((one == 1).all() for one in left):
         return job, unchanged
-    each = zip(job.weights, taken, strict=True)
-    weights = tuple(_scaled(one, ns) for one, ns in each)
+    each = zip(job.weights, left, strict=True)
+    weights = tuple(replace(one, launch=one.launch * x, code=one.code * x) for one, x in each)
     without = replace(job, weights=weights)
     times = replay(without, weights)
     before, after = (sum(step_times(job, [one.end for one in run])) for run in (unchanged, times))
     return (without, times) if after < (1 - _PROFILED) * before else (job, unchanged)
-
-
-def _scaled(weights: Weights, taken: Floats) -> Weights:
-    """Return the weights without this time of operators, calls and other code before each call."""
-    rest = 1 - taken / np.maximum(weights.launch + weights.code, taken + 1)
-    return replace(weights, launch=weights.launch * rest, code=weights.code * rest)
 
 
 def between_streams(job: Job) -> pl.Series:

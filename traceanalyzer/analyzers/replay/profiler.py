@@ -28,56 +28,43 @@ UNPROFILED = (
 
 _SLICE = ["pid", "tid", "ts", "dur"]
 #: Operators that do nothing but call another one.
-_EMPTY = {
-    "aten::t": "aten::transpose", "aten::transpose": "aten::as_strided",
-    "aten::reshape": "aten::view", "aten::matmul": "aten::mm",
-}  # fmt: skip
+_EMPTY = {"aten::t": "aten::transpose", "aten::transpose": "aten::as_strided",
+          "aten::reshape": "aten::view", "aten::matmul": "aten::mm"}  # fmt: skip
 #: So many calls of them are enough to measure, and a slower host is slow for another reason.
 _LEAST_CALLS, _MOST_NS = 8, 5_000
-_OF_C = ("^<built-in",)
-#: Cost of an operator, a CUDA call and a function of Python, in durations of an empty operator ...
-_OPERATOR, _CUDA_CALL, _FUNCTION, _BUILTIN = 2.3, 1.0, 1.0, 0.2
-#: ... and the largest share of the time of operators, calls and other code that it takes.
-_MOST_FRAC = 0.75
+#: Cost of operators, of CUDA calls and functions of Python, and of built-in functions, in durations
+#: of an empty operator, and the largest share of the time of operators, calls and other code.
+_COSTS, _MOST_FRAC = (2.3, 1.0, 0.2), 0.75
 
 
-def share_ns(trace: Trace, calls: pl.DataFrame) -> pl.Series:
-    """Return the part of ``launch_ns + code_ns`` of each call that the profiler takes, if known.
+def share(trace: Trace, calls: pl.DataFrame) -> pl.Series:
+    """Return the share of ``launch_ns + code_ns`` of each call that the profiler takes, if known.
 
     Args:
         trace: the trace.
         calls: thread, start, end, launch_ns, code_ns, in order of their starts.
     """
-    if "cpu_op" not in trace.kinds:
-        return pl.zeros(calls.height, eager=True)
     is_operator = of_kinds(("cpu_op",)) & (pl.col("dur") >= 0)
-    operators = trace.events[["kind", "name", *_SLICE]].filter(is_operator)
-    each_ns = _empty_ns(operators)
+    each_ns = _empty_ns(trace.events[["kind", "name", *_SLICE]].filter(is_operator))
     main = calls["thread"] == -1
     if not each_ns or not main.any():
         return pl.zeros(calls.height, eager=True)
-    recorded = trace.events["ts"].filter(trace.events.select(of_kinds(LAUNCH_KINDS)).to_series())
-    functions = trace.events[["kind", "name", "ts"]].filter(of_kinds(("python_function",)))
-    builtin = named(trace.names, _OF_C)
+    function, builtin = of_kinds(("python_function",)), named(trace.names, ("^<built-in",))
+    kinds = (is_operator, of_kinds(LAUNCH_KINDS) | function & ~builtin, function & builtin)
     start, end = (calls[side].filter(main).to_numpy() for side in ("start", "end"))
     since = np.minimum(np.maximum.accumulate(np.append(start[:1], end[:-1])), start)
     cost = np.zeros(calls.height)
-    cost[main.to_numpy()] = each_ns * (
-        _OPERATOR * _between(operators["ts"], since, start)
-        + _CUDA_CALL * (_between(recorded, since, start) + 1)
-        + _FUNCTION * _between(functions.filter(~builtin)["ts"], since, start)
-        + _BUILTIN * _between(functions.filter(builtin)["ts"], since, start)
-    )
-    most = _MOST_FRAC * (calls["launch_ns"] + calls["code_ns"])
-    return pl.Series(np.minimum(cost, most.to_numpy()))
+    for one, units in zip(kinds, _COSTS, strict=True):
+        times = trace.events[["kind", "name", "ts", "dur"]].filter(one)["ts"]
+        cost[main.to_numpy()] += each_ns * units * _between(times, since, start)
+    cost += each_ns * main.to_numpy()  # the call itself
+    return (pl.Series(cost) / (calls["launch_ns"] + calls["code_ns"]).clip(1)).clip(0, _MOST_FRAC)
 
 
 def _empty_ns(operators: pl.DataFrame) -> float:
     """Return the duration of an empty operator without what it calls; 0 if unknown."""
     some = operators.filter(pl.col("name").is_in([*_EMPTY, *_EMPTY.values()]))
-    rows = some.sort("pid", "tid", "ts", -pl.col("dur")).with_columns(
-        pl.col("name").cast(pl.String)
-    )
+    rows = some.cast({"name": pl.String}).sort("pid", "tid", "ts", -pl.col("dur"))
     inner = rows.shift(-1).rename("{}_of".format)
     ends = pl.col("ts") + pl.col("dur") >= pl.col("ts_of") + pl.col("dur_of")
     same = pl.col("pid").eq_missing(pl.col("pid_of")) & pl.col("tid").eq_missing(pl.col("tid_of"))
@@ -91,5 +78,4 @@ def _empty_ns(operators: pl.DataFrame) -> float:
 def _between(times: pl.Series, since: Any, until: Any) -> npt.NDArray[np.int64]:
     """Count times in each span."""
     ordered = times.sort().to_numpy()
-    count: npt.NDArray[np.int64] = np.searchsorted(ordered, until) - np.searchsorted(ordered, since)
-    return count
+    return np.searchsorted(ordered, until) - np.searchsorted(ordered, since)  # type: ignore[no-any-return]
