@@ -594,7 +594,8 @@ def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, in
     Or those that copy a tensor to add little to it, by its shapes, or in the update of a KV cache:
     their time is hardly longer in the last step, and first and last are 0.
     """
-    rows = in_steps(result, time).filter(pl.col("kernel").str.contains(kernel_names.JOINS))
+    names = pl.col("kernel").cast(pl.String)
+    rows = in_steps(result, time).filter(names.str.contains(kernel_names.JOINS))
     sums = (
         of_purpose(result, training.EXTENDED, time)
         .group_by("name")
@@ -605,12 +606,11 @@ def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, in
     found = []
     for (kernel,), calls in rows.group_by("kernel", maintain_order=True):
         devices, ns = calls.n_unique(DEVICE), int(calls["total_ns"].sum())
-        of_step = calls.drop_nulls("step").group_by("step")
-        sums = of_step.agg(ns=pl.col("total_ns").sum() // devices)
+        sums = calls.drop_nulls("step").group_by("step").agg(ns=pl.col("total_ns").sum() // devices)
         called = result.place(str(kernel)).get("called") or ""
         if 2 * extended.get(kernel, 0) >= ns or re.search(_CACHE_UPDATE, called):
             found.append((str(kernel), devices, ns // devices, 0, 0))
-        elif grown := time.growing(sums):
+        elif grown := time.growing(sums.cast({"step": pl.String})):
             found.append((str(kernel), devices, int(sums["ns"].sum()), *grown))
     return sorted(found, key=lambda one: (-one[1] * one[2], one[0]))
 

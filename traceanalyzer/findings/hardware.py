@@ -35,16 +35,16 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     is_slow = (pl.col("speed") >= _SLOW * pl.col("fast")) & (pl.col("step") != _OUTSIDE)
     steps = every.filter(is_slow)
     if answers.time.in_steps:  # warm-up is in no cost
-        steps = steps.join(answers.time.windows, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
+        windows = answers.time.windows.cast({pl.String: pl.Categorical})
+        steps = steps.join(windows, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
     if steps.is_empty():
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
     slow, every, of_device = (
         rows.join(device.select(DEVICE), on=DEVICE, how="semi", nulls_equal=True)
-        for rows in (steps, every, kernels.with_columns(pl.col("path").cast(pl.String)))
+        for rows in (steps, every, kernels)
     )
-    of_device = of_device.cast(dict.fromkeys(_TEXTS, pl.String))
     slow = slow.sort("step")
     fastest = every.filter(pl.col("speed") <= pl.col("fast"))["step"].sort().to_list()
     slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
@@ -69,7 +69,6 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
-_TEXTS = ("path", "step", "kernel")
 #: Name of the work that no marked step launched, for example before the recording.
 _OUTSIDE = "work launched outside the steps"
 #: This work is compared with the steps from this share of the work of a step on.
@@ -95,8 +94,6 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     if result.by_step is None:
         return pl.DataFrame(schema={"step": pl.String})
     rows = result.by_step.with_columns(pl.col("step").fill_null(_OUTSIDE))
-    # keys of several texts would be copied for each row
-    rows = rows.cast(dict.fromkeys(_TEXTS, pl.Categorical))
     has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
     blocks = pl.when(has_grid.all().over("path")).then("blocks")
     keys = [*DEVICE, "step", "kernel", "blocks"]
@@ -133,8 +130,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
     each = each.with_columns(fast=pl.col("speed").quantile(0.25, "lower").over(DEVICE))
     over = (pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))).alias("over_ns")
-    each = each.with_columns(over, pl.col("path", "step").cast(pl.String))
-    return each.sort(*DEVICE, "step")
+    return each.with_columns(over).sort(*DEVICE, "step")
 
 
 @rule(

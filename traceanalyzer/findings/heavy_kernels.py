@@ -319,6 +319,7 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
         .filter(~pl.col("kernel").is_in(growing))
         .group_by("kernel")
         .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
+        .cast({"kernel": pl.String})
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
     )
     if without_attention:

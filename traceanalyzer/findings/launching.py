@@ -81,12 +81,12 @@ def recurrent_cells(answers: Answers) -> tuple[str, str]:
     kernels, time = answers.of(Kernels), answers.time
     if kernels is None or not time.in_steps:
         return "", ""
-    cell = pl.col("kernel").str.extract("(?i)(lstm|gru)_cell_forward").str.to_uppercase()
+    cell = pl.col("kernel").cast(pl.String).str.extract("(?i)(lstm|gru)_cell_forward")
     rows = in_steps(kernels, time).with_columns(cell=cell).drop_nulls("cell")
     calls = int(rows["n"].sum()) / time.windows.height
     if calls < _LEAST_CELLS:
         return "", ""
-    name = rows["cell"][0]
+    name = rows["cell"][0].upper()
     return (
         f" in a loop that calls {name}Cell {calls:,.0f} times per step",
         (

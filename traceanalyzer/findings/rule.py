@@ -236,26 +236,21 @@ def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.Data
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     """Return the kernels that steps without warm-up launched; all kernels without steps."""
     if result.by_step is None:
-        types = {"kernel": pl.String, "n": pl.Int64} | dict.fromkeys(_TIMES, pl.Int64)
-        return pl.DataFrame(schema=types)
+        types = dict.fromkeys(("n", "total_ns", "fusible_ns", "max_ns"), pl.Int64)
+        return pl.DataFrame(schema={"kernel": pl.Categorical, **types})
     if not time.in_steps:
         return result.by_step
     rows, keys = result.by_step, ["path", "rank", "step"]
-    # keys of several texts would be copied for each row
-    kept, steps = (table[keys].cast({pl.String: pl.Categorical}) for table in (rows, time.windows))
-    marked = kept.with_row_index().join(steps, on=keys, how="semi", nulls_equal=True)["index"]
+    steps = time.windows[keys].cast({pl.String: pl.Categorical})
+    marked = rows[keys].with_row_index().join(steps, on=keys, how="semi", nulls_equal=True)["index"]
     return rows[marked] if 0 < marked.len() < rows.height else rows
-
-
-#: Columns of times.
-_TIMES = ("total_ns", "fusible_ns", "max_ns")
 
 
 def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.DataFrame:
     """Return kernel, n, ns (the sum of a column) of these kernels, the longest time first."""
     chosen = rows.lazy().filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
     sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
-    return largest_first(sums.collect(), "ns", "kernel")
+    return largest_first(sums.collect().cast({"kernel": pl.String}), "ns", "kernel")
 
 
 def within(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:

@@ -165,16 +165,13 @@ def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
     if kernels is None or (rows := kernels.by_step) is None or answers.program.trains:
         return answers.time.windows.select(_STEP).clear()
     if not kernels.families["family"].is_in([ATTENTION, KV_CACHE]).any():
-        return rows.select(_STEP).clear()
+        return answers.time.windows.select(_STEP).clear()
     steps = pl.col("step").n_unique()
     is_usual = 2 * steps.over("path", "rank", "kernel") >= steps.over("path", "rank")
-    # keys of several texts would be copied for each row
-    rows = rows.cast(dict.fromkeys(("path", "step", "kernel"), pl.Categorical))
     rows = rows.drop_nulls("step").with_columns(usual_ns=pl.col("total_ns") * is_usual)
-    sums = rows.group_by(_STEP).agg(pl.col("total_ns", "usual_ns").sum())
-    sums = sums.cast({"path": pl.String, "step": pl.String})
+    sums = rows.group_by(_STEP).agg(pl.sum("total_ns", "usual_ns"))
     each = result.counted.unique(["rank", "path", "number"])[[*_STEP, "mode"]]
-    sums = sums.join(each, on=_STEP, how="left", nulls_equal=True)
+    sums = sums.cast({pl.Categorical: pl.String}).join(each, on=_STEP, how="left", nulls_equal=True)
     mostly = (2 * (pl.col("mode") == GRAPH).sum() > pl.len()).over("path", "rank")
     usual = pl.col("total_ns").median().over("path", "rank")
     is_longer = (pl.col("mode") == EAGER) & mostly & (pl.col("total_ns") > SLOW * usual)
@@ -391,7 +388,7 @@ def _of_one_kernel(answers: Answers, steps: pl.DataFrame, cost: int) -> dict[str
         return {}
     names = heavy_kernels.kinds(kernels, answers.time)["names"].head(1).explode()
     rows = in_steps(kernels, answers.time).filter(pl.col("kernel").is_in(names.implode()))
-    sums = rows.group_by(_STEP).agg(pl.col("total_ns").sum())
+    sums = rows.group_by(_STEP).agg(pl.col("total_ns").sum()).cast({pl.Categorical: pl.String})
     each = steps.join(sums, on=_STEP, how="left", nulls_equal=True)
     ns = pl.col("total_ns").fill_null(0)
     grown = each.select((ns - ns.median().over("path", "rank")).clip(0).sum()).item()

@@ -39,6 +39,16 @@ def whole(value: pl.Expr) -> pl.Expr:
     return value.round().cast(pl.Int64, strict=False)
 
 
+def quantile(value: str, frac: float) -> pl.Expr:
+    """Return the quantile of values that occur ``n`` times each, interpolated between two of them.
+
+    The rows are sorted by the value.
+    """
+    at, until = (pl.col("n").sum() - 1.0) * frac, pl.col("n").cum_sum()
+    low, high = (pl.col(value).filter(until > row).first() for row in (at.floor(), at.ceil()))
+    return low + (at - at.floor()) * (high - low)
+
+
 def with_source(frame: pl.DataFrame, part: OfRank) -> pl.DataFrame:
     """Return the frame with ``rank`` and ``path`` of its part as first columns."""
     rank = pl.Series("rank", [part.rank], pl.Int32).new_from_index(0, frame.height)

@@ -303,7 +303,7 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     """
     same = ["kernel", "blocks"]
     # keys of several texts would be copied for each row
-    texts = [name for name in {key, "kernel"} if kernels[name].dtype == pl.String]
+    texts = [name for name in {key, "kernel"} if not kernels[name].dtype.is_integer()]
     sums = (
         kernels.with_columns(pl.col(texts).cast(pl.Categorical))
         .group_by(key, *same)

@@ -36,7 +36,7 @@ class Part:
     Attributes:
         rank: or None.
         path: the file.
-        calls: call and dur_ns, one row per call with an end.
+        calls: call, dur_ns, n: how many calls with an end took how long, sorted.
         sorts: the names of the calls by what they do.
         moves: calls that copied or set memory, by call, name (of the copy or memset) and finding:
             n, moved_bytes (null if unknown), host_ns (in the calls), max_ns, copy_ns (of the
@@ -70,27 +70,26 @@ def measure(trace: Trace, _options: Options) -> Part:
         trace.require(*CUDA_CALLS)
     wanted = trace.events.select(of_calls & (pl.col("dur") >= 0)).to_series()
     ended = trace.events[["name", "pid", "correlation", "ts", "dur"]].filter(wanted)
-    calls = ended.select(call="name", dur_ns="dur")
-    if calls.is_empty():
+    if ended.is_empty():
         raise MissingData(f"{trace.meta.path}: all recorded API calls lack an end time")
     first, last = ended.select(
         pl.col("ts").min().alias("first"), (pl.col("ts") + pl.col("dur")).max().alias("last")
     ).row(0)  # fmt: skip
-    sorts = result.sorted_out(distinct(calls.rename({"call": "name"})))
+    sorts = result.sorted_out(distinct(ended))
+    counted = ended.group_by(call="name", dur_ns="dur").agg(n=pl.len().cast(pl.Int64))
     moving = ended.filter(pl.col("name").is_in(sorts.moving)).select(
         "pid", "correlation", call="name", host_ns="dur", call_end=pl.col("ts") + pl.col("dur")
     )
     moved, alone = _moves(trace, moving, sorts)
-    recorded = trace.events.select(of_calls.sum()).item()
     return Part(
         rank=trace.meta.rank,
         path=trace.meta.path,
-        calls=calls,
+        calls=counted.sort("call", "dur_ns"),
         sorts=sorts,
         moves=moved,
         allocations=_allocations(ended, sorts),
         span_ns=last - first,
-        unfinished=recorded - calls.height,
+        unfinished=trace.events.select(of_calls.sum()).item() - ended.height,
         alone=alone,
     )
 
@@ -99,7 +98,7 @@ def combine(parts: Sequence[Part], _options: Options) -> result.CudaApi:
     """Combine the calls of all ranks."""
     moved, allocated = columns.concat_tables(parts, "moves", "allocations")
     numbers = pl.Series(range(len(parts)), dtype=pl.UInt32)
-    every = columns.stacked([part.calls for part in parts], part=numbers)
+    every = columns.stacked([part.calls for part in parts], part=numbers).sort("dur_ns")
     waiting = _synchronising(parts)
     calls = _by_name(every, waiting)
     by_part = _by_name(every, waiting, ["part"]).partition_by("part", include_key=False)
@@ -213,15 +212,16 @@ def _synchronising(parts: Sequence[Part]) -> pl.DataFrame:
 
 def _by_name(calls: pl.DataFrame, waiting: pl.DataFrame, keys: Sequence[str] = ()) -> pl.DataFrame:
     """Return one row per name (and ``keys``), the largest total first."""
-    dur = pl.col("dur_ns")
+    dur, n = pl.col("dur_ns"), pl.col("n")
+    total = (dur * n).sum()
     sums = calls.group_by(*keys, "call").agg(
-        n=pl.len().cast(pl.Int64),
-        total_ns=dur.sum(),
-        mean_ns=columns.whole(dur.mean()),
-        median_ns=columns.whole(dur.median()),
+        n=n.sum(),
+        total_ns=total,
+        mean_ns=columns.whole(total / n.sum()),
+        median_ns=columns.whole(columns.quantile("dur_ns", 0.5)),
         min_ns=dur.min(),
         max_ns=dur.max(),
-        p99_ns=columns.whole(dur.quantile(0.99, "linear")),
+        p99_ns=columns.whole(columns.quantile("dur_ns", 0.99)),
     )
     all_ns = pl.col("total_ns").sum()
     named = sums.with_columns(pl.col("call").cast(pl.String))

@@ -177,7 +177,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
     tuning = of_purpose.filter(purpose=TUNING)
     counted = intervals.overlap_with(work, tuning, ["device"])["overlap"] == 0
-    by_step = _kernels_of_steps(trace, work, saved, counted)
+    by_step = trace.kept(_kernels_of_steps(trace, work, saved, counted))
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
     return replace(
         part, by_step=by_step, training=of_purpose, heavy=places(trace, options.comm_patterns),
@@ -542,7 +542,7 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
     for name in texts:  # texts are compared once, not for each row
         known = pl.Enum(rows[name].cast(pl.String).drop_nulls().unique().sort())
         rows = rows.with_columns(pl.col(name).cast(known))
-    return rows.sort(pl.all()).with_columns(pl.col(texts).cast(pl.String))
+    return rows.sort(pl.all()).with_columns(pl.col(texts).cast(pl.Categorical))
 
 
 def _training(parts: Sequence[Part]) -> pl.DataFrame | None:
