@@ -354,6 +354,38 @@ def test_micro_steps_have_a_sentence(tmp_path: Path) -> None:
     )
 
 
+_MEGATRON = "time (ms) | forward-compute: 60.0 | optimizer: {}.0"
+
+
+def test_timers_before_the_first_iteration_have_no_share_of_it(tmp_path: Path) -> None:
+    """Megatron-LM prints the timers of an iteration after it."""
+    path = tmp_path / "cut.log"
+    step = " iteration       30/ 100 | elapsed time per iteration (ms): 100.0 | loss: 1 |"
+    path.write_text("\n".join([_MEGATRON.format(70), step, ""]))
+    assert table(path, "timers")["total_frac"].null_count() == 3
+    path.write_text("\n".join([_MEGATRON.format(70), step, _MEGATRON.format(20), ""]))
+    shares = dict(table(path, "timers").select("timer", "total_frac").iter_rows())
+    assert (shares["forward-compute"], shares["optimizer"]) == (0.6, 0.2)
+
+
+def test_timers_of_deepspeeds_pipeline_engine_are_sums(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.log"
+    parts = "forward_microstep: 2800.0 | backward_microstep: 5100.0 | step_microstep: 10.0"
+    lines = [
+        "[Rank 0] rank=0 time (ms) | pipe_send_output: 41.0 | pipe_recv_grad: 1700.0",
+        f"[Rank 0] rank=0 time (ms) | batch_input: 200.0 | {parts}",
+        "[Rank 0] rank=0 time (ms) | forward: 2800.0 | backward: 5100.0 | step: 10.0",
+        "steps: 20 loss: 4.6178 iter time (s): 0.990 samples/sec: 250.5",
+    ]
+    path.write_text("\n".join([*lines, ""]))
+    result = ta.printed(path)
+    assert result.to_polars("steps").select("number", "duration_ns").rows() == [(20, 99 * 10**7)]
+    assert result.to_polars("timers")["total_frac"].null_count() == 10
+    assert result.to_polars("throughput")["samples_per_s"].to_list() == [250.5]
+    path.write_text("\n".join([*lines[:3], ""]))
+    assert "step takes" not in ta.printed(path).verdict
+
+
 def test_host_memory_that_is_almost_full_comes_first(tmp_path: Path) -> None:
     path, usage = tmp_path / "usage.log", []
     for used, percent in ((26.23, 83.8), (28.95, 92.5)):

@@ -44,6 +44,9 @@ def test_advice_for_jax_is_not_that_for_cuda() -> None:
     assert "cudaMallocHost" not in of_jax
     assert "copy_to_host_async" not in exposed_copies(("DtoH", 9)).advice
 
+    jax = exposed_copies(("DtoD", 9), extra='{"highres-ticks": true}').advice
+    assert ("donate" in jax, "clone" in jax) == (True, False)
+
 
 @pytest.mark.parametrize(
     ("stream", "wait", "overlap", "is_found"),

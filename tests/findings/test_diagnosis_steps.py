@@ -365,6 +365,17 @@ def test_activity_between_steps_is_named() -> None:
     assert any("_C_cache_ops::swap_blocks for 20 ms" in text for text in one.evidence)
 
 
+def test_sleeps_between_steps_may_be_those_of_a_timer() -> None:
+    sleeps = [
+        host("python_function", "<built-in function sleep>", n * 60 * MS + 10 * MS + US, 49 * MS)
+        for n in range(5)
+    ]
+    traced = trace([*steps({}, gap=50 * MS).events.to_dicts(), *sleeps])
+    (one,) = judged("time-between-steps", traced)
+    assert one.confidence == "low"
+    assert "load" in one.advice
+
+
 def test_idle_time_of_a_step_ends_with_it() -> None:
     """The device is idle from the kernels of a step to those of the next one, 4 + 5 ms later."""
     time = Answers(dict(examine([steps({}, gap=5 * MS)]).results)).time

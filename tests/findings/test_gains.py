@@ -496,3 +496,36 @@ def test_one_file_of_very_many_ranks(tmp_path: Path) -> None:
     result = ta.diagnose(file)
     assert result.diagnosis
     assert ta.what_if(file).kernels > 0
+
+
+def ahead(number: int, *, load: int, transfer: int) -> Trace:
+    """Return a rank whose host waits for batches and runs ahead of the device; an exposed sum."""
+    events: list[dict[str, Any]] = []
+    more = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2}
+    for index in range(STEPS):
+        at, free = index * (load + MS), load + MS + index * (8 * MS + transfer)
+        events += [
+            step(index, at, load + MS),
+            host("user_annotation", LOADER, at + US, load if number else 20 * US),
+        ]
+        for place, (name, start, ns) in enumerate(
+            ((GEMM, free, 8 * MS), (ALL_REDUCE, free + 8 * MS, transfer))
+        ):
+            ids = {"correlation": 2 * index + place + 1}
+            call = at + load + (10 + 10 * place) * US
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", call, 3 * US, **ids),
+                device(name, start, ns - US, **ids, **(more | {"seq": index} if place else {})),
+            ]
+    return trace(events, rank=number, path=f"rank{number}.json")
+
+
+@pytest.mark.parametrize(("load", "gains_all"), [(2, True), (11, False)])
+def test_batches_limit_gains_only_if_they_take_as_long_as_the_steps(
+    load: int, *, gains_all: bool
+) -> None:
+    """Steps of 12 ms on the device have 4 ms of exposed communication; batches come every 3, 12."""
+    ranks = [ahead(number, load=load * MS, transfer=4 * MS) for number in range(2)]
+    one = by_id(ta.diagnose(ranks)).get("exposed-communication")
+    gain = 0.0 if one is None else one.gain_frac
+    assert gain == pytest.approx(4 / 12 if gains_all else 0.0, abs=0.03)

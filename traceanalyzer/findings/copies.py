@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.transfers.result import MIGRATIONS, OF_XLA, Transfe
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
-from traceanalyzer.findings.rule import OF_STEP, OPTIMIZER, Answers, Measured, Rule, rule
+from traceanalyzer.findings.rule import OF_GLOO, OF_STEP, OPTIMIZER, Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import ON_CPU
 
@@ -257,6 +257,15 @@ _OF_NULL_STREAM = (
     "The copies wait for each kernel of the default stream, and its kernels for them: create their "
     "streams with cudaStreamNonBlocking, or compile with --default-stream per-thread."
 )
+_ON_DEVICE = (
+    "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or fuse "
+    "them into the kernels that use the data"
+)
+_DONATE = (
+    "Donate the arguments that a compiled function returns changed, such as parameters and "
+    "optimizer state (jax.jit(step, donate_argnums=...)): without that, XLA copies what it must "
+    "not overwrite"
+)
 _OF_PLACE = {
     r"aten::(?:_cudnn_rnn|lstm|gru|rnn_\w+)(?: |$)": _FLATTEN,
     r"accelerate[/\\]hooks|set_module_tensor_to_device|group_offload": _OFFLOADED,
@@ -269,7 +278,9 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     """Return advice for exposed copies, for each direction with a large part."""
     place = answers.place(MEMORY)
     names = " ".join(str(name) for name in place.values() if name)
-    if text := next((text for test, text in _OF_PLACE.items() if re.search(test, names)), ""):
+    texts = [OF_GLOO] if answers.by_gloo else []
+    texts += [text for test, text in _OF_PLACE.items() if re.search(test, names)]
+    if text := next(iter(texts), ""):
         return f"{text}; traceanalyzer transfers lists the copies."
     large, idle = _large(sums), answers.of(GpuIdle)
     if idle is not None and idle.program.null_stream:
@@ -280,7 +291,6 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
         of_operator = _FALLS_BACK if on_cpu == place.get("outer") else _COMPUTE_THERE
         text = _OFFLOADED_TRAINING if on_cpu == OPTIMIZER else of_operator.format(on_cpu)
         return f"{text}; traceanalyzer transfers lists the copies."
-    texts: list[str] = []
     if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)
         text = _overlapping(copies, large - {"DtoD", MEMSET}, pytorch=answers.program.pytorch)
@@ -296,10 +306,7 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
             else "Set less memory: not what kernels overwrite, and only once what stays the same"
         )
     if "DtoD" in large:
-        texts.append(
-            "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or "
-            "fuse them into the kernels that use the data"
-        )
+        texts.append(_DONATE if answers.program.xla else _ON_DEVICE)
     return f"{'. '.join(texts)}; traceanalyzer transfers lists the copies."
 
 

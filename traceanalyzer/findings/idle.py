@@ -22,6 +22,7 @@ from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, interva
 from traceanalyzer.findings.rule import (
     BETWEEN_LAUNCHES,
     IDLE_RULES,
+    OF_GLOO,
     WITH_WARM_UP,
     Answers,
     Measured,
@@ -325,6 +326,8 @@ def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
 
 
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
+    if cause == causes.PEER and answers.by_gloo:
+        return f"{OF_GLOO}."
     if cause == causes.MODULE_LOADING and answers.remade.height:
         return _MAKE_ONCE
     if cause == causes.PEER and _are_matched(answers):

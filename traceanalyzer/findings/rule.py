@@ -182,6 +182,13 @@ class Answers:
         copied = re.search(causes.DEVICE_TO_HOST, code.after)
         return code.place if code.is_operator and copied else ""
 
+    @property
+    def by_gloo(self) -> bool:
+        """Whether gloo reduces tensors of GPUs: its operators copy them to the host and back."""
+        compared, copying = self.of(CommOutliers), self.place(MEMORY).get("outer") or ""
+        of_gloo = compared is not None and compared.groups["kernel"].str.starts_with("gloo:").any()
+        return of_gloo and copying.startswith("c10d::")
+
     @cached_property
     def memory_use(self) -> tuple[int, int] | None:
         """Peak of reserved memory, and memory of a GPU, in bytes; None if either is unknown."""
@@ -218,6 +225,10 @@ class Answers:
 
 #: Modules are loaded again and again from this number on, with other work to make what has them.
 _MANY, _MAKES = 10, (causes.HOST_CODE, causes.MEMORY_MANAGEMENT, causes.API_CALLS)
+OF_GLOO = (
+    "gloo runs these collectives on the CPU: reduce tensors of GPUs on them "
+    '(init_process_group("nccl"), also on AMD GPUs)'
+)
 #: What updates offloaded parameters.
 OPTIMIZER = "the optimizer"
 #: Least share of the exposed time of copies in each direction of offloaded parameters.

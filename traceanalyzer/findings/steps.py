@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
 )
 from traceanalyzer.analyzers.common.names import frame_text, launched_by
 from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL
-from traceanalyzer.analyzers.common.waits import ADVICE, KV_TRANSFER, wait_of
+from traceanalyzer.analyzers.common.waits import ADVICE, KV_TRANSFER, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -633,9 +633,23 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         advice=_less_between(result, worst, answers),
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
-        confidence="medium",
+        confidence="low" if _is_paced(result, worst) else "medium",
         explained=_of_scheduler(result),
     )
+
+
+#: For sleeps between steps: control loops, servers.
+_PACED = (
+    "If a timer or a request starts each step, the load is low, not the program slow. Otherwise "
+    f"{ADVICE[SLEEPS][0].lower()}{ADVICE[SLEEPS][1:]}."
+)
+
+
+def _is_paced(result: Steps, worst: Mapping[str, Any]) -> bool:
+    """Whether the host sleeps for most of the time between steps."""
+    rows = _host_between(result, worst)
+    sleeps = [wait_of(name) == SLEEPS for name in rows["name"]]
+    return bool(2 * int(rows.filter(sleeps)["total_ns"].sum()) > worst["between_ns"])
 
 
 @rule(
@@ -679,6 +693,8 @@ def _of_scheduler(result: Steps) -> dict[str, float]:
 
 def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> str:
     """Return advice for time between steps: by the host code that takes half of it."""
+    if _is_paced(result, worst):
+        return _PACED
     rows = _host_between(result, worst).head(1)
     rows = rows.filter(2 * pl.col("total_ns") > worst["between_ns"])
     if rows.height:

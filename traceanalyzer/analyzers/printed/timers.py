@@ -14,8 +14,8 @@ from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 _TIMERS, _THROUGHPUT = FORMS = ("timers", "throughput")
-#: Megatron-LM's time of a whole iteration.
-_ITERATION = "elapsed time per iteration (ms)"
+#: The time of a whole iteration of Megatron-LM, or of a step of DeepSpeed's pipeline engine.
+_ITERATIONS = ("elapsed time per iteration (ms)", "iter time (s)")
 
 #: Column by DeepSpeed's name of a timer, before and since 0.10.1.
 _COLUMNS = {
@@ -29,7 +29,7 @@ _COLUMNS = {
     "bwd_allreduce": "gradient_reduction_ns",
     "step": "optimizer_ns",
     "optimizer": "optimizer_ns",  # Megatron-LM
-    _ITERATION: "iteration_ns",
+    **dict.fromkeys(_ITERATIONS, "iteration_ns"),
 }
 #: The parts of a step, and their labels.
 _PARTS = {
@@ -62,6 +62,12 @@ _NOTE = (
     "the last micro step. Gradient reduction (bwd_allreduce) is the exposed part with "
     "overlap_comm, otherwise all of it."
 )
+#: Timers of the lines of DeepSpeed's pipeline engine, which are sums.
+_SUMMED = pl.col("name").str.contains("^(?:batch_input|pipe_.*)$")
+_OF_SUMS = (
+    "Timers of DeepSpeed's pipeline engine are sums over the steps since the previous line "
+    "(steps_per_print)."
+)
 #: A line that takes this many times as long as the median is warm-up if it is the first.
 _WARM_UP = 2
 
@@ -79,8 +85,10 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     """
     lines = wide(rows, _TIMERS, {"time_ns": pl.Int64}).drop_nulls("time_ns")
     iterations = wide(rows, _TIMERS, {"iteration": pl.Int64, "tflops": pl.Float64})
-    steps, unused = _steps(lines, iterations)
-    micro = lines.with_columns(pl.col("name").str.strip_suffix("_microstep"))
+    lines = lines.with_columns(of_step=_of_step())
+    of_steps = lines.filter("of_step")
+    steps, unused = _steps(of_steps, iterations)
+    micro = of_steps.with_columns(pl.col("name").str.strip_suffix("_microstep"))
     micro_steps = _steps(micro, iterations)[0] if steps.is_empty() else steps.clear()
     timers = _statistics(lines, steps)
     speed = wide(rows, _THROUGHPUT, _NUMBERS).drop_nulls("samples_per_s")
@@ -103,6 +111,13 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
         sums,
         partial(_charts, counted),
     )
+
+
+def _of_step() -> pl.Expr:
+    """Whether timers are of the steps of the file, not sums or of an iteration before it."""
+    block, job = pl.col("block"), ["rank", "path"]
+    of_iterations = block.filter(pl.col("name").is_in(_ITERATIONS)).first().over(job)
+    return (block == of_iterations).fill_null(~_SUMMED.any().over(*job, "block"))
 
 
 def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame, int]:
@@ -159,14 +174,15 @@ def _statistics(timers: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
         n=pl.len().cast(pl.Int64),
         median_ns=time.median().round().cast(pl.Int64),
         mean_ns=time.mean().round().cast(pl.Int64),
+        of_step_ns=time.filter("of_step").mean(),
         min_ns=time.min(),
         max_ns=time.max(),
     )
     joined = left_join(sums, mean, ["rank", "path"])
-    is_part = pl.col("timer") != _ITERATION
+    is_part = ~pl.col("timer").is_in(_ITERATIONS)
     shares = joined.with_columns(
-        total_frac=pl.when(is_part).then(ratio("mean_ns", "step_ns"))
-    ).drop("step_ns")
+        total_frac=pl.when(is_part).then(ratio("of_step_ns", "step_ns"))
+    ).drop("step_ns", "of_step_ns")
     order = ["mean_ns", "rank", "path"]
     return shares.sort(order, descending=[True, False, False], maintain_order=True)
 
@@ -211,7 +227,7 @@ def _throughput(sums: dict[str, Any]) -> str:
 
 def _notes(lines: pl.DataFrame, warm: int, unused: int) -> Iterator[str]:
     if lines.height:
-        yield _NOTE
+        yield _OF_SUMS if lines.select(_SUMMED.any()).item() else _NOTE
     if warm:
         yield f"Not counted: {format_count(warm, 'line')} of timers of warm-up."
     if unused:

@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.critical_path import longest_path
 from traceanalyzer.analyzers.replay import changes, engine, program, sample
 from traceanalyzer.analyzers.replay.engine import Job, Weights
-from traceanalyzer.analyzers.replay.program import Ints, Program
+from traceanalyzer.analyzers.replay.program import Floats, Ints, Program
 from traceanalyzer.analyzers.what_if import ReplayOptions
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Result
@@ -64,8 +64,8 @@ class Replay(Result):
         gain = self.whole_ns - _whole_ns(self.job, times)
         # a longer run would wait for its next batch: the end of this one gains nothing
         batches = zip(self.times, times, self.job.batches, strict=True)
-        earlier = [one.calls[at[-1]] - two.calls[at[-1]] for one, two, at in batches if at.size]
-        gain = min([gain, *map(float, earlier)])
+        limits = (self._limit_ns(one.calls[at], two.calls[at]) for one, two, at in batches)
+        gain = min(gain, *limits, self.whole_ns)
         if len(self.job.begins) > 1 or self.job.in_sample:  # it begins with such a pause
             return gain
         programs = self.job.programs
@@ -84,6 +84,18 @@ class Replay(Result):
         left = pauses.copy()
         left[removed["program"].to_numpy()] -= removed["length"].to_numpy()
         return gain + self._pause_ns(self.times, pauses) - self._pause_ns(times, left)
+
+    def _limit_ns(self, before: Floats, after: Floats) -> float:
+        """Return how much shorter a run can be whose batches arrive at these times.
+
+        Its last batch is not later than now, or its usual steps still take as long as its batches.
+        """
+        if before.size <= 1:
+            return float(before.sum() - after.sum()) if before.size else self.whole_ns
+        lengths = engine.step_times(self.job, [one.end for one in self.times])
+        taken_ns = (after[-1] - after[0]) * after.size / (after.size - 1)
+        longer_ns = len(lengths) * np.median(lengths) - taken_ns
+        return float(max(before[-1] - after[-1], longer_ns))
 
     def _pause_ns(self, times: Sequence[engine.Times], pauses: Ints) -> float:
         """Return by how much the run is longer with pauses after the work of steps of each rank."""

@@ -13,6 +13,11 @@ _TIMERS = re.compile(
     r"|\| (elapsed time per iteration \(ms\): [\d.]{1,20})(?:/[\d.]{1,20})? \|"  # now/mean
 )
 _ITERATION = re.compile(r"\biteration +(\d{1,15})/")
+#: What DeepSpeed's pipeline engine prints of its mean step, after the sums of its timers.
+_OF_PIPELINE = re.compile(
+    r"^steps: (?P<iteration>\d{1,15}) loss: \S{1,40} (?P<name>iter time \(s\)): "
+    r"(?P<time>[\d.]{1,20}) samples/sec: (?P<samples_per_s>[\d.]{1,20})"
+)
 _RATE = re.compile(r"\(TFLOP/s/GPU\): ([\d.]{1,20})")
 _TIMER = re.compile(r"([^\s:|][^:|]{0,80}): (-?\d+(?:\.\d+)?)\s*$")
 _THROUGHPUT = re.compile(
@@ -70,6 +75,7 @@ class Reader:
         self._before, self._message = "", ""
         self._usage: tuple[tuple[int, int | None], str | None] | None = None
         self._iteration: tuple[int, int] | None = None
+        self._are_sums = False
         self._columns: list[str] = []
         self._op: str | None = None
         self._since_size = 0
@@ -83,6 +89,7 @@ class Reader:
         """Read a line; return whether it is one of DeepSpeed's."""
         return (
             self._timers(line)
+            or self._pipeline(line)
             or self._throughput(line)
             or self._memory(line)
             or self._call(line)
@@ -113,7 +120,10 @@ class Reader:
             self.rows.note("data_loss", "truncated-line", line)
         matches = [_TIMER.match(item) for item in items]
         # Megatron-LM prints the timers of an iteration in the line after it
-        place = (None if match[2] else self._iteration) or self._place(TIMERS)
+        self._are_sums |= items[0].startswith(("batch_input:", "pipe_"))
+        apart = self._are_sums or line.text.startswith("time (ms)")
+        series = "of other steps" if apart and not match[2] else TIMERS
+        place = (None if match[2] else self._iteration) or self._place(series)
         self._iteration = place if match[2] else None
         if match[2]:
             patterns = {"iteration": _ITERATION, "tflops": _RATE}
@@ -126,6 +136,17 @@ class Reader:
                 continue
             time = nanoseconds(f"{item[2]} ms")
             self.rows.add(TIMERS, place, line, {"time_ns": time}, name=item[1])
+        return True
+
+    def _pipeline(self, line: Line) -> bool:
+        if (match := _OF_PIPELINE.match(line.text)) is None:
+            return False
+        place, step = self._place(TIMERS), number(match["iteration"])
+        self.rows.add(TIMERS, place, line, {"iteration": step})
+        time = {"time_ns": nanoseconds(f"{match['time']} s")}
+        self.rows.add(TIMERS, place, line, time, name=match["name"])
+        speed = {"global_step": step, "samples_per_s": number(match["samples_per_s"])}
+        self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, speed)
         return True
 
     def _throughput(self, line: Line) -> bool:

@@ -21,7 +21,8 @@ from traceanalyzer.vocabulary import PRINTED_TEXT
 #: What the first line of a table, or a line outside of one, contains.
 _WORTH = re.compile(
     r"----|(?:#|Number) of Calls|time \(ms\)|/global_step=|Max_MA|CPU Virtual|comm op:|Comm\. Op"
-    r"|[Mm]emory (?:summary|requirement|\(MB\))|Flops Profiler|per iteration|Tried to allocate"
+    r"|[Mm]emory (?:summary|requirement|\(MB\))|Flops Profiler|per iteration|iter time"
+    r"|Tried to allocate"
 )
 #: Forms that users print, on any rank.
 _BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM)
