@@ -390,6 +390,28 @@ def test_a_ring_is_no_pipeline(ranks: int) -> None:
     assert comm.view().scalars["straggler"] == 1
 
 
+def test_stages_with_one_batch_in_flight() -> None:
+    """Decoding: a stage sends activations, the last one broadcasts tokens; the other one waits."""
+    traces = []
+    for rank in range(2):
+        rows: list[dict[str, Any]] = []
+        for number in range(STEPS):
+            at = number * 12 * MS
+            about = {"group": "1", "group_ranks": "[0, 1]", "group_size": 2, "seq": 2 * number}
+            sent, begin = {**about, "collective": "send_recv"}, at + 5 * MS * rank
+            rows += [step(number, at, 11 * MS), device("gemm", begin + MS * rank, 5 * MS)]
+            rows.append(device(SEND, at + 5 * MS * (not rank), MS + 5 * MS * rank - US, **sent))
+            about |= {"seq": 2 * number + 1, "collective": "broadcast"}
+            done = at + (11 if rank else 6) * MS
+            name = "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+            rows.append(device(name, done, at + 11 * MS + 100 * US - done, **about))
+        traces.append(trace(rows, rank, world_size=2))
+    first, *others = ta.diagnose(traces).findings
+    assert (first.id, first.cost_frac) == ("pipeline-bubble", pytest.approx(5 / 12, abs=0.05))
+    assert "in flight" in first.advice
+    assert "unequal-work" not in {one.id for one in others}
+
+
 @pytest.mark.matrix
 def test_many_micro_batches_are_healthy() -> None:
     traces = pipeline(4, 24, form=PEERS, norm=True)

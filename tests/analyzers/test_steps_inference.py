@@ -155,6 +155,15 @@ def test_steps_are_graphs_pieces_or_eager() -> None:
     assert result["exposed_ns"][1:].to_list() == pytest.approx([MS + 50 * US] * 3, abs=20)
 
 
+def test_a_wait_for_another_stage_is_no_eager_execution() -> None:
+    rows = launched(DECODE, 4 * MS, 1, 0) + launched(DECODE, 0, 1, 2)
+    for row in rows:
+        if row.get("correlation") == 1 and row["name"] == GEMM:
+            row |= {"name": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"}
+    modes = steps(trace(rows)).steps["mode"].to_list()
+    assert modes == ["graph", "graph"]
+
+
 def test_time_before_decode_steps_is_idle_time_of_steps() -> None:
     rows = [event for n in range(6) for event in launched(DECODE, 3 * MS * n, 1, 0)]
     idle = ta.gpu_idle(trace(rows))

@@ -747,12 +747,21 @@ def _pipeline_bubble(result: CommOutliers, answers: Answers) -> Iterator[Measure
     yield Measured(
         title=f"Ranks wait {time.share(total)} for the stage before or after.",
         evidence=tuple(filter(None, [schedule])),
-        advice="Use more micro-batches per step, or a schedule with a smaller bubble "
+        advice=_IN_FLIGHT
+        if not answers.program.trains
+        else "Use more micro-batches per step, or a schedule with a smaller bubble "
         f"({'interleaved 1F1B, ' * (result.pipeline.chunks == 1)}zero bubble).",
         total_ns=total,
         most_gain_ns=min(round(result.pipeline.gain_frac * time.whole_ns), total) or None,
         intervals=intervals_of(losses),
     )
+
+
+_IN_FLIGHT = (
+    "Keep at least as many batches in flight as there are stages: enough requests at a time, and "
+    "a scheduler that starts the next batch before the last stage ends; or divide layers over the "
+    "GPUs (tensor parallelism) in place of stages."
+)
 
 
 def claimed(answers: Answers, cause: str) -> tuple[pl.DataFrame, int] | None:

@@ -160,7 +160,10 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     rows = arrivals.with_columns(scheduled=scheduled(arrivals))
     exchanges = rows.filter(_is_exchange())
     by_schedule = int(rows.filter("scheduled")["wait_ns"].sum())
-    waited, whole = int(exchanges["wait_ns"].sum()), int(arrivals["wait_ns"].sum())
+    # in inference, the last stage broadcasts its tokens to the others
+    is_sent = pl.col("scheduled") & (pl.col("collective") == "broadcast")
+    waited = int(rows.filter(_is_exchange() | is_sent)["wait_ns"].sum())
+    whole = int(arrivals["wait_ns"].sum())
     if _are_rings(exchanges):
         return None
     if not waited or waited < _MOST * by_schedule or by_schedule < _MOSTLY * whole:

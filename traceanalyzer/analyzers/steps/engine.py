@@ -16,7 +16,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import step_marks
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_steps import launching_step
-from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
 from traceanalyzer.analyzers.common.host_code import THREAD, places_of, python_frames
 from traceanalyzer.analyzers.common.kernel_names import GEMM, families_of
 from traceanalyzer.analyzers.common.launching import GRAPH_LAUNCH, launch_rows
@@ -104,7 +104,9 @@ def _launched(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame | None:
     """
     work = device_work(trace)[["kind", "name", "start", "end"]]
     families = families_of(work["name"].unique().drop_nulls())
-    products = [name for name, one in families.items() if one == GEMM]
+    products, transfers = (
+        [name for name, one in families.items() if one == of] for of in (GEMM, COMMUNICATION)
+    )
     launch = nesting.row_numbers(launch_rows(trace, device_work(trace)), "launch")
     if launch.null_count() == launch.len() or step_marks.by_kernels(steps):
         return None
@@ -113,6 +115,7 @@ def _launched(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame | None:
     return work.with_columns(
         launch, calls["ts"].alias("launched"), calls.with_columns(graph=is_graph)["graph"],
         kernel=pl.col("kind") == "kernel", product=pl.col("name").is_in(products),
+        transfer=pl.col("name").is_in(transfers),
         row=launching_step(steps, calls["ts"], work["start"]),
     )  # fmt: skip
 
@@ -120,18 +123,19 @@ def _launched(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame | None:
 def _modes(work: pl.DataFrame) -> pl.DataFrame:
     """Return mode and the start of the first main kernel (``main``) of each step (``row``).
 
-    A step is a graph if graph launches have at least half of the kernel time, piecewise if it
-    launches at least 8 graphs and a kernel between most of them: the model runs in pieces. A matrix
-    product before the graphs is one of a model, too: of a draft without graphs.
+    A step is a graph if graph launches have at least half of the kernel time (without transfers,
+    which may be waits for other ranks), piecewise if it launches at least 8 graphs and a kernel
+    between most of them: the model runs in pieces. A matrix product before the graphs is one of a
+    model, too: of a draft without graphs.
     """
     kernels = work.filter("kernel").drop_nulls(["row", "launch"])
-    length = pl.col("end") - pl.col("start")
+    length = (pl.col("end") - pl.col("start")) * ~pl.col("transfer")
     graph, of_graphs = pl.col("graph"), pl.col("launched").filter("graph")
     between = ~graph & pl.col("launched").is_between(of_graphs.min(), of_graphs.max())
     sums = kernels.group_by("row").agg(
         graphs=pl.col("launch").filter("graph").n_unique(),
         between=pl.col("launch").filter(between).n_unique(),
-        graph_frac=length.filter("graph").sum() / length.sum(),
+        graph_frac=(length.filter("graph").sum() / length.sum()).fill_nan(0),
         first_graph=pl.col("start").filter(graph | pl.col("product")).min(),
         first=pl.col("start").min(),
     )
