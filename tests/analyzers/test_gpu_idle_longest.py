@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -9,14 +10,15 @@ import pytest
 from comm_traces import GEMM, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     Activity,
     advice_on_launches,
-    by_range,
     main_place,
 )
 from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
 from traceanalyzer.findings import diagnose
+from traceanalyzer.findings.launching import at_rival, at_stops, by_range
 from traceanalyzer.trace import Trace
 
 modest = settings(max_examples=50, deadline=None)
@@ -233,6 +235,13 @@ def test_a_thread_that_holds_the_interpreter_lock() -> None:
     name = "aggregate (metrics.py:57) in thread 7"
     assert result.gaps["rival"].to_list() == [name] * 3 + [None] * 6
     assert "thread 7" in result.waiting("host_code")
+    late = result.gaps["cause"].cast(pl.Enum(causes.CAUSES))
+    late = late.replace(causes.HOST_CODE, causes.LAUNCH)  # in an operator that launches nothing
+    within = replace(result, gaps=result.gaps.with_columns(late))
+    inside, rest = at_rival(within)
+    assert inside.gaps["rival"].to_list() == [name] * 3
+    assert {*inside.gaps["cause"].cast(pl.String)} == {causes.HOST_CODE}
+    assert rest.gaps["rival"].count() == 0
     assert "process" in result.advice("host_code")
 
 
@@ -316,6 +325,8 @@ def stopped(
         ((69, 168, 370), 40.0, 2, "nr_throttled"),  # containers of two hosts
         ((69, 130, 250), 0.0, 2, "/proc/pressure/cpu"),
         ((69, 130, 250), 0.0, 1, ""),
+        ((69, 130, 191, 313), 0.0, 1, "pidstat"),
+        ((69, 130, 202, 313), 0.0, 1, ""),
         ((69, 130, 250), 40.0, 2, ""),
         ((69, 169), 0.0, 1, ""),
     ],
@@ -327,17 +338,22 @@ def test_stops_of_the_host(ends: tuple[float, ...], late: float, ranks: int, adv
     assert stop == bool(advice)
     assert advice in result.advice("launch_overhead")
     assert len(result.pauses_of("launch_overhead")[0]) == (len(ends) * ranks if advice else 0)
+    # what remains without them is not named a pause
+    inside, rest = at_stops(result)
+    assert (inside.gaps.height > 0) == bool(advice)
+    assert inside.gaps.height + rest.gaps.height == result.gaps.height
+    assert not rest.stops[1]
 
 
 @pytest.mark.parametrize(("ends", "found"), [((69, 169, 369), 3), ((69, 130, 250), 0)])
 def test_stops_with_slow_launches(ends: tuple[float, ...], found: int) -> None:
-    """Half of the late launches is enough for those of a quota; only the stops can be gained."""
+    """Half of the late launches is enough for those of a quota; the others are a second finding."""
     recorded = stopped(ends, 0, works=900)
     result = gpu_idle(recorded)
     assert 120_000_000 > result.idle_by_cause["launch_overhead"] > 1.5 * 60_000_000
     assert len(result.pauses_of("launch_overhead")[0]) == found
-    (one,) = (f for f in diagnose(recorded).findings if f.id == "launch-bound")
-    assert (one.gain_ns < 0.7 * one.cost_ns) == bool(found)
+    stops, *others = (f for f in diagnose(recorded).findings if f.id == "launch-bound")
+    assert ("pauses" in stops.title, len(others)) == (bool(found), int(bool(found)))
 
 
 def test_recorded_garbage_collection() -> None:

@@ -164,6 +164,28 @@ def test_no_growth_without_leak(snapshot: Snapshot, tmp_path: Path) -> None:
     assert growth.summary() == ""
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_larger_requests_that_the_next_step_frees_are_no_growth(kept: int, tmp_path: Path) -> None:
+    """Inputs grow by 1 MiB per step; each is freed in the step after it, or later ones are kept."""
+    snapshot, live = Snapshot(), []
+    for step in range(8):
+        live.append((BASE + GIB + step * 32 * MIB, (4 + step) * MIB))
+        snapshot.alloc(*live[-1], MAIN, KEEP)
+        for layer in range(3):
+            snapshot.alloc(BASE + layer * 4 * MIB, 4 * MIB, MAIN, CALL, FORWARD)
+        for layer in range(3):
+            snapshot.alloc(BASE + (3 + layer) * 4 * MIB, 2 * MIB, ENGINE)
+            snapshot.free(BASE + layer * 4 * MIB, 4 * MIB, ENGINE)
+        snapshot.alloc(BASE + GIB - MIB, MIB, MAIN, ADAM).free(BASE + GIB - MIB, MIB, MAIN, ADAM)
+        for layer in range(3):
+            snapshot.free(BASE + (3 + layer) * 4 * MIB, 2 * MIB, MAIN)
+        if kept < 3 and len(live) >= kept:
+            snapshot.free(*live.pop(0), MAIN)
+    path = snapshot.hold(BASE + GIB, GIB, *((at - BASE - GIB, n) for at, n in live))
+    suspects = ta.memory_growth(path.write(tmp_path / "x.pickle")).suspects
+    assert suspects["function"].to_list() == ["keep_losses"] * (kept == 3)
+
+
 def test_backward_passes_are_steps_without_optimizer(tmp_path: Path) -> None:
     snapshot = training(8)
     snapshot.events = [

@@ -345,10 +345,10 @@ BARE = Situation(request=30 * MIB, reserved=100 * MIB)
     [
         ({}, "real demand"),
         ({"device_free": 30 * MIB}, "limit"),
-        (
-            {"device_free": 29 * MIB, "unused": MIB, "usable": MIB, "largest_free": MIB},
-            "fragmentation",
-        ),
+        # the free blocks have most of the request, or a small part of it
+        ({"device_free": 14 * MIB, "unused": 16 * MIB, "usable": 16 * MIB}, "fragmentation"),
+        ({"device_free": 20 * MIB, "unused": 14 * MIB, "usable": 14 * MIB}, "real demand"),
+        ({"device_free": 29 * MIB, "unused": MIB, "usable": MIB}, "real demand"),
         ({"unused": 40 * MIB, "usable": 40 * MIB, "largest_free": 10 * MIB}, "fragmentation"),
         (
             {"unused": 40 * MIB, "usable": 10 * MIB, "largest_free": 10 * MIB},

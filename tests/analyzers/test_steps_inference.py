@@ -15,6 +15,7 @@ import traceanalyzer as ta
 from benchmarks.accuracy.serving import queueing_job, serve
 from benchmarks.accuracy.simulator import simulate
 from benchmarks.accuracy.write import write_kineto
+from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.step_marks import described, step_marks
 from traceanalyzer.analyzers.steps.compute import steps
 from traceanalyzer.analyzers.steps.engine import BETWEEN, IN_STEP
@@ -177,6 +178,28 @@ def test_time_before_decode_steps_is_idle_time_of_steps() -> None:
     # a prompt may come later
     rows += launched(PREFILL, 30 * MS, 1, 0)
     assert ta.gpu_idle(trace(rows)).steps["start"].to_list()[-1] == 30 * MS
+
+
+@pytest.mark.parametrize(("decode", "prefill"), [
+    (DECODE, PREFILL), ("step[DECODE bs=8]", "step[EXTEND bs=2 toks=90]"),
+    ("[Executor] _forward_step 7: 0 ctx reqs, 9 gen reqs", "prefill[bs=3 tok=9 ctx=[3,3,3]]"),
+])  # fmt: skip
+def test_sampling_after_the_range_belongs_to_its_step(decode: str, prefill: str) -> None:
+    """300 us of a sort are launched 100 us after each range; a prompt comes 20 ms later."""
+    starts, sort = [*range(0, 15 * MS, 3 * MS), 35 * MS], "DeviceRadixSortKernel"
+    rows = [one for at in starts[:-1] for one in launched(decode, at, 1, 0)]
+    rows += launched(prefill, starts[-1], 1, 0)
+    for number, at in enumerate(starts):
+        ids = {"correlation": number + 1, "pid": 1}
+        call = at + 2 * MS + 100 * US
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", call, 9 * US, correlation=number + 1))
+        rows.append(device(sort, call + 10 * US, 300 * US, **ids))
+    of = trace(rows)
+    calls = pl.Series([at + 2 * MS + 100 * US for at in starts])
+    assert launching_step(device_steps(of), calls, calls).to_list() == [*range(6)]
+    (each,) = {*steps(of).steps["duration_ns"][1:-1]}
+    assert each == 3 * MS  # from the end of the sampling before to that of its own
+    assert device_steps(of)["start"][5] == starts[-1]
 
 
 def test_a_rank_with_a_slow_host_is_not_the_scheduler_of_all() -> None:

@@ -66,6 +66,28 @@ def test_workers_do_not_speed_up_the_thread_that_pins_batches(us: int, part: str
     assert part in first(loop(between), "data-loading").advice
 
 
+@pytest.mark.parametrize(("kind", "waits_us", "left"), [
+    ("MultiProcessing", 90, 0), ("MultiProcessing", 5, 1), ("SingleProcess", 90, 1),
+])  # fmt: skip
+def test_kernels_gain_little_while_loader_workers_are_the_limit(
+    kind: str, waits_us: int, left: int
+) -> None:
+    """Steps of 400 us: a wait for the loader, then a sort of 300 us."""
+    rows = []
+    for n in range(8):
+        at, name = 400 * n, f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"
+        rows += [
+            step(n, at * US, 400 * US),
+            host("user_annotation", name, at * US, waits_us * US),
+            host("cpu_op", "aten::sort", (at + 94) * US, 9 * US),
+            host("cuda_runtime", "cudaLaunchKernel", (at + 95) * US, 5 * US, correlation=n),
+            device("radixSortKernel", (at + 99) * US, 300 * US, correlation=n),
+        ]
+    found = {one.id: one for one in ta.diagnose(trace(rows)).findings}
+    assert (found["one-kernel"].severity == "info") == (not left)
+    assert found["one-kernel"].gain_frac == pytest.approx(left * 300 / 400, abs=0.1)
+
+
 def test_without_pinned_memory_there_is_no_advice_on_it() -> None:
     result: Any = SimpleNamespace(units=pl.DataFrame({"loader_ns": [0]}))
     calls = pl.DataFrame(schema={"call": pl.String, "total_ns": pl.Int64, "n": pl.Int64})

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from comm_traces import MS, US, device, host, step, trace
+from comm_traces import GEMM, MS, US, device, host, step, trace
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -97,6 +97,35 @@ def test_migrations_are_one_finding_with_the_page_faults_of_the_host() -> None:
     first, *others = ta.diagnose(trace(events)).diagnosis
     assert (first.id, [one.id for one in first.effects]) == ("migrations", ["host-code"])
     assert not {"exposed-copies", "host-code"} & {one.id for one in others}
+
+
+@pytest.mark.parametrize(("each_us", "copies", "kernel"), [
+    (800, True, "adamw_8bit_kernel"), (600, False, "spmv"), (900, True, "stencil"),
+])  # fmt: skip
+def test_page_faults_of_kernels_name_the_kernel_and_keep_steps_on_the_device(
+    each_us: int, kernel: str, *, copies: bool
+) -> None:
+    """Steps of 10 ms on the device, launched in 1 ms; 5 ms of a kernel, in part page faults."""
+    events = []
+    for n in range(6):
+        events += [step(n, n * MS, MS)]
+        for k, name in enumerate((GEMM, kernel)):
+            ids, at = 10 * n + k + 1, 10 * n * MS + 5 * k * MS + 200 * US
+            events.append(host("cuda_runtime", "cudaLaunchKernel", n * MS + k * US, US,
+                               correlation=ids))  # fmt: skip
+            events.append(device(name, at, 5 * MS, correlation=ids, pid=1))
+        for k in range(5):
+            on = {"stream": None, "correlation": None}
+            events.append(device("GPU page faults", at + k * MS, each_us * US, kind="page_fault",
+                                 **on))  # fmt: skip
+            events += [device("Memcpy UVM HtoD (Managed -> Device)", at + k * MS + US, 100 * US,
+                              kind="gpu_memcpy", bytes=1 << 21, **on)] * copies  # fmt: skip
+    result = ta.diagnose(trace(events))
+    first = result.diagnosis[0]
+    assert (first.id, first.cost_ns) == ("migrations", 5 * each_us * US)
+    assert kernel in first.title
+    assert "one-kernel" not in {one.id for one in result.findings}
+    assert ta.steps(trace(events)).steps["duration_ns"].median() == 10 * MS
 
 
 def test_migrations_are_not_in_the_cost_of_other_copies() -> None:

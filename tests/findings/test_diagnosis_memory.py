@@ -72,7 +72,7 @@ def test_the_line_that_fills_the_memory_is_named(tmp_path: Path, place: str, kep
         for _ in range(100):
             device.alloc(4 * MIB, place)
     (one,) = ta.diagnose(write(tmp_path, run)).diagnosis
-    assert "100.0 % of them" in one.evidence[0]
+    assert "100.0 % at" in one.evidence[0]
     assert ("--step-every" in one.advice) == kept
     assert (one.confidence == "medium") == kept
 

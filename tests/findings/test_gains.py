@@ -228,7 +228,9 @@ def loading_after_wait(compute: int) -> Trace:
         at, ids = number * length, {"correlation": number + 1}
         events += [
             step(number, at, length),
-            host("user_annotation", LOADER.replace("Multi", "Single"), at + US, MS),
+            host(
+                "user_annotation", LOADER.replace("MultiProcessing", "SingleProcess"), at + US, MS
+            ),
             host("cuda_runtime", "cudaLaunchKernel", at + MS + 2 * US, 3 * US, **ids),
             device(GEMM, at + MS + 8 * US, compute, **ids),
             host("cuda_runtime", "cudaDeviceSynchronize", at + MS + 6 * US, compute + 20 * US),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,15 @@ from traceanalyzer.analyzers.common.kernel_times import (
     SLOW_GPU,
     compare,
 )
+from traceanalyzer.analyzers.kernels import Options
+from traceanalyzer.analyzers.kernels.compute import combine, measure_for_diagnosis
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.trace import Trace
+
+
+def measured_kernels(of: Trace) -> Kernels:
+    return combine([measure_for_diagnosis(of, Options())], Options())
+
 
 #: Calls of each kernel in a step, and their usual duration.
 CALLS = {"gemm": (20, 200 * US), "norm": (20, 50 * US), "gelu": (20, 25 * US)}
@@ -179,6 +187,48 @@ def test_long_call_of_a_rank_is_one_finding() -> None:
     assert "one call of gelu in ProfilerStep#3" in first.title
     assert "uneven-steps" in {effect.id for effect in first.effects}
     assert not {"throttled-steps", "uneven-steps"} & {one.id for one in others}
+
+
+@pytest.mark.parametrize(("busy", "is_named"), [((3,), True), ((2, 3), True), (range(6), False)])
+def test_another_process_on_the_gpu_in_slow_steps(busy: Iterable[int], *, is_named: bool) -> None:
+    """All kernels take 1.8 times as long in steps 2 and 3; process 9 runs in these, or in all."""
+    events, at = [], 0
+    for number in range(STEPS):
+        begin = at
+        for nth, (name, (n, usual)) in enumerate(CALLS.items()):
+            for call in range(n):
+                took = round(usual * (1.8 if number in (2, 3) else 1))
+                ids = {"pid": 1, "correlation": 1000 * number + 100 * nth + call}
+                events += [host("cuda_runtime", "cudaLaunchKernel", at, 5, **ids)]
+                events += [device(name, at + 10, took, **ids)]
+                at += took + 20
+        events.append(step(number, begin, at - begin))
+        if number in busy:
+            events.append(device("of_other", begin, at - begin, pid=9, stream=3))
+    first = ta.diagnose(trace(events)).findings[0]
+    assert first.id == "throttled-steps"
+    assert ("process 9 uses" in first.title) == is_named
+    assert ("clocks" in first.advice) != is_named
+    by_step = measured_kernels(trace(events)).by_step
+    assert by_step is not None
+    assert "of_other" not in by_step["kernel"].to_list()
+
+
+@pytest.mark.parametrize(("more", "attends"), [(("flash_fwd",), True), (("gemm", "norm"), False)])
+def test_more_attention_alone_is_a_larger_part_of_one_sequence(
+    more: tuple[str, ...], *, attends: bool
+) -> None:
+    rows = [
+        (rank, "s0", name, n + 20 * (rank == 3 and name in more), ns)
+        for rank in range(4)
+        for name, (n, ns) in {**CALLS, "flash_fwd": (20, 300 * US)}.items()
+    ]
+    frame = pl.DataFrame(rows, schema=["rank", "step", "kernel", "n", "max_ns"], orient="row")
+    frame = frame.with_columns(total_ns=pl.col("n") * pl.col("max_ns"), blocks=pl.lit(7, pl.Int64))
+    difference = compare(frame, "rank", 3, "on the other ranks")
+    assert difference is not None
+    assert (difference.why, difference.attends) == (MORE_KERNELS, attends)
+    assert ("zigzag" in difference.advice("nvidia-smi")) == attends
 
 
 @pytest.mark.matrix

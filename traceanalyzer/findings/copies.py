@@ -6,14 +6,22 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
-from traceanalyzer.analyzers.common.names import called_in
+from traceanalyzer.analyzers.common.names import called_in, launched_by
 from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE, OF_PROVIDER
 from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, PEER
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
-from traceanalyzer.analyzers.transfers.result import MIGRATIONS, OF_XLA, Transfers, page_faults
+from traceanalyzer.analyzers.transfers.result import (
+    MIGRATIONS,
+    OF_XLA,
+    Transfers,
+    advice as transfer_advice,
+    page_faults,
+)
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
@@ -360,26 +368,52 @@ def _overlapping(copies: pl.DataFrame, directions: Collection[str], *, pytorch: 
     return f"{text}; {later}" if "DtoH" in directions else text
 
 
+def _while_running(result: Transfers, answers: Answers, cost: int) -> tuple[str, str]:
+    """Return which kernel most of it delays, as a phrase, and the family of the kernel."""
+    most = result.stalled.filter(2 * pl.col("total_ns") >= cost).head(1)
+    if most.is_empty() or (kernels := answers.of(Kernels)) is None:
+        return "", ""
+    for kernel, family in (
+        kernels.heaviest("name")
+        .join(most, left_on="name", right_on="kernel")
+        .select("kernel", "family")
+        .iter_rows()
+    ):
+        return f", mostly while {kernel} runs{launched_by(kernels.place(kernel))}", family
+    return "", ""
+
+
+#: Optimizers that keep their state in managed memory.
+_OF_PAGED = (
+    ". A paged optimizer (bitsandbytes) moves its state so in each step: use the same one without "
+    "paging if the state fits (8 bits, fewer live activations), or shard it (FSDP, ZeRO-1)"
+)
+
+
 @rule(
     "transfers",
     "migrations and page faults of managed memory",
     "time of migrations or of GPU page faults, whichever is larger, as a share of device time",
     {"info": 0.02, "warning": 0.1, "critical": 0.3},
+    uses=("kernels",),
 )
-def _migrations(result: Transfers, _: Answers) -> Iterator[Measured]:
+def _migrations(result: Transfers, answers: Answers) -> Iterator[Measured]:
     rows = result.findings.filter(pl.col("finding").cast(pl.String) == MIGRATIONS)
-    if rows.is_empty() or not result.span_ns:
+    faults = int(result.faults.filter("on_gpu")["total_ns"].sum())
+    cost = max(int(rows["total_ns"].sum()), faults)
+    if not cost or not result.span_ns:
         return
-    faults = result.faults.filter("on_gpu")["total_ns"].sum()
-    cost = max(int(rows["total_ns"].sum()), int(faults))
-    advice = str(rows["advice"][0])
-    moved = f"{format_count(int(rows['n'].sum()), 'migration')} move"
-    size = format_bytes(int(rows["moved_bytes"].sum()))
+    advice = transfer_advice(result.program)[MIGRATIONS]
+    n, size = int(rows["n"].sum()), format_bytes(int(rows["moved_bytes"].sum()))
+    moved = [f"{format_count(n, 'migration')} move {size}"] * (n > 0)
+    texts = [*moved, *filter(None, [page_faults(result.faults)])]
+    where, stalled = _while_running(result, answers, cost)
+    advice += _OF_PAGED * (stalled == kernel_names.OPTIMIZER and answers.program.pytorch)
     yield Measured(
         size=cost / result.span_ns,
-        title=f"Migrations and page faults of managed memory: {format_ns(cost)} "
+        title=f"Migrations and page faults of managed memory{where}: {format_ns(cost)} "
         f"({format_frac(cost / result.span_ns)} of device time).",
-        evidence=(f"{moved} {size}{page_faults(result.faults)}.",),
+        evidence=(f"{'; '.join(texts)}.",),
         advice=f"{advice[:1].upper()}{advice[1:]}.",
         total_ns=cost,
         of="device time",

@@ -1,6 +1,6 @@
 """Rules for GPU speed: slower kernels in some steps or on a rank; metrics of GPU and host."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 
@@ -9,8 +9,10 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import SHARED
 from traceanalyzer.findings.device_time import DEVICE
-from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule
+from traceanalyzer.findings.rule import Answers, Measured, in_steps, of_purpose, rule
+from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 #: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.
@@ -55,18 +57,46 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if difference is None or difference.why != SLOW_GPU:
         return
     total, time = round(steps["over_ns"].sum()), answers.time
+    text, advice = difference.text, difference.advice(answers.program.clocks)
+    if other := _other_process(result, answers, slow["step"].to_list(), fastest):
+        text, advice = f"{text.partition(' (slow or ')[0]}: {other}", _SEPARATE
     rank = device["rank"][0] if over.height > 1 else None
     where = f" of rank {rank}" if rank is not None else ""
     which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
     yield Measured(
-        title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {difference.text}.",
+        title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {text}.",
         evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
-        advice=difference.advice(answers.program.clocks),
+        advice=advice,
         total_ns=total,
         rank=rank,
         step=worst,
         explained={"straggler": 1.0},
     )
+
+
+_SEPARATE = (
+    "Another process computes on the same GPU in these steps (nvidia-smi lists it): give each a "
+    "GPU of its own or a part of one (MIG), or run the other one between the steps."
+)
+#: Another process uses the GPU for at least this share of slow steps, in fast ones less by this.
+_SHARES, _SELDOM = 0.3, 0.3
+
+
+def _other_process(
+    result: Kernels, answers: Answers, slow: Sequence[str], fastest: Sequence[str]
+) -> str:
+    """Return which process uses the GPU in the slow steps only, as a clause; or nothing."""
+    rows = of_purpose(result, SHARED, answers.time)
+    share = pl.col("overlap").sum() / (pl.col("end") - pl.col("start")).sum()
+    for name, used in rows.group_by(pl.col("name").cast(pl.String), maintain_order=True):
+        of_steps = intervals.overlap_with(answers.time.windows, used, DEVICE)
+        in_slow, in_fast = (
+            of_steps.filter(pl.col("step").is_in(some)).select(share).item() or 0.0
+            for some in (slow, fastest)
+        )
+        if in_slow >= _SHARES and in_fast <= _SELDOM * in_slow:
+            return f"{name[0]} uses the same GPU for {format_frac(in_slow)} of the slow steps"
+    return ""
 
 
 #: Name of the work that no marked step launched, for example before the recording.

@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.kernels.training import (
     TUNING,
     UPDATES,
 )
+from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import busy
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, in_steps, of_purpose, rule
@@ -246,7 +247,7 @@ _MUCH_LOCAL = 128
     "with a large part of the time",
     f"time of the kernels {OF_STEP}",
     {"info": _INFO, "warning": _WARNING},
-    uses=("gpu_idle",),
+    uses=("gpu_idle", "transfers"),
 )
 def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     """Yield kernels, or kinds of them, that take a large part of the time."""
@@ -260,6 +261,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if fused := any(busy.is_found(one, answers) for one in pointwise):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     in_pytorch = result.has_operators and answers.program.pytorch
+    stalls = _stalls(result, answers)
     others = 0
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
@@ -270,6 +272,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         advice = remedy if remedy and advice == _PROFILE else advice
+        stalled = sum(stalls.get(one, 0) for one in row["names"])
         share, launched = time.frac(row["total_ns"]), launched_by(place) or called_in(place)
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
@@ -289,8 +292,18 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             advice=advice,
             total_ns=row["total_ns"] - fused * row["fusible_ns"],
             confidence="medium",  # it may be the work that the program is for
-            explained={"double-precision": 1.0} if row["kernel"] in doubles else {},
+            explained=dict.fromkeys(["double-precision"] * (row["kernel"] in doubles), 1.0)
+            | dict.fromkeys(["migrations"] * (2 * stalled >= row["total_ns"]), 1.0),
         )
+
+
+def _stalls(result: Kernels, answers: Answers) -> dict[str, int]:
+    """Return the time of page faults or migrations of managed memory in kernels."""
+    if (transfers := answers.of(Transfers)) is None:
+        return {}
+    names = result.heaviest("name").select("kernel", name=pl.col("name").cast(pl.String))
+    rows = names.join(transfers.stalled, left_on="name", right_on="kernel")
+    return dict(rows["kernel", "total_ns"].iter_rows())
 
 
 def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False) -> pl.DataFrame:

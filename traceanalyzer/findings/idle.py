@@ -9,7 +9,6 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
-from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
@@ -33,7 +32,6 @@ from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import (
     format_bytes,
     format_count,
-    format_first,
     format_frac,
     format_ns,
     format_ranges,
@@ -59,6 +57,13 @@ _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKN
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
     losses = _losses_of(cause, answers)
+    if cause in causes.STOPPED:
+        both = pl.concat(_losses_of(one, answers) for one in causes.STOPPED)
+        for apart, one_cause in launching.APART:
+            inside, result = apart(result)
+            if cause == one_cause:
+                yield from _measured(cause, inside, both.filter(within(both, inside.gaps)), answers)
+            losses = losses.filter(~within(losses, inside.gaps))
     if cause == causes.HOST_CODE:
         one, of_one, result = straggling.code_of_one_rank(result, losses)
         yield from _measured(cause, one, of_one, answers)
@@ -117,7 +122,7 @@ def _measured(
         evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
-        most_gain_ns=0 if waits_for == REQUESTS else _most_gain(cause, result, time, total),
+        most_gain_ns=0 if waits_for == REQUESTS else _without_restarts(cause, result, time),
         once=once,
         confidence="low" if unsure else _confidence(cause, result, known),
         rank=rank,
@@ -128,14 +133,11 @@ def _measured(
     )
 
 
-def _most_gain(cause: str, result: GpuIdle, time: DeviceTime, total: int) -> int | None:
-    """Return the part of a loss for pauses of the host, or for later starts of loader workers.
+def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:
+    """Return the loss without later starts of loader workers; None if they start at most once.
 
-    None if there are none: workers that start at the beginning of the recording may start for the
-    first time.
+    Workers that start at the beginning of the recording may start for the first time.
     """
-    if (pauses := result.pauses_of(cause)[0]).height:
-        return round(total * min(int(pauses["cause_ns"].sum()) / result.counted_by_cause[cause], 1))
     if cause != causes.DATALOADING or not result.host.starts_workers or not time.in_steps:
         return None
     losses, first = time.of_cause(cause), time.windows["step"][0]
@@ -367,7 +369,8 @@ def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return advice to let the host run ahead, if it waits for the device before this cause."""
     one = result.activity(cause)
     reads = f"grad_scaler|(?:{activities.OFFLOADED})"
-    names_it = cause == causes.HOST_CODE and re.search(reads, f"{one.place} {one.called}")
+    names_it = cause == causes.HOST_CODE and bool(re.search(reads, f"{one.place} {one.called}"))
+    names_it |= cause == causes.DATALOADING and 2 * answers.free_of_loader < 1  # it is the limit
     call, _ = _waits_before(cause, answers) if cause in _OF_HOST and not names_it else ("", 0.0)
     return f" Or remove the wait before it ({call}), so that the host runs ahead." if call else ""
 
@@ -645,7 +648,7 @@ def _longest(
     if gaps.is_empty() or cause == causes.PEER:  # most of a gap may be a wait for a late rank
         return
     if (pauses := result.pauses_of(cause)[0]).height:
-        yield _pauses(pauses)
+        yield launching.pauses(pauses)
         return
     in_place = (pl.col("own_code") == activities.main_place(gaps)[0]) & pl.lit(cause in _PLACED)
     in_place = in_place.fill_null(value=False)  # the place of most of the time, which is named
@@ -665,7 +668,7 @@ def _longest(
     part = f" ({format_ns(gap['cause_ns'])} of it for this cause)"
     part = part if gap["cause_ns"] < _MOST_OF_GAP * length else ""
     there = " there" * bool(length < (gaps["end"] - gaps["start"]).max())
-    yield from activities.by_range(gaps)
+    yield from launching.by_range(gaps)
     yield f"Longest gap{there}: {format_ns(length)}{part}{step}{while_in}{after}."
     yield from _places(gaps)
     if gap["sampled"]:
@@ -695,18 +698,6 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
         share = format_frac(ns / int(gaps["cause_ns"].sum()))
         where = f"In {n:,} of the longest gaps ({share} of their time), the host is in"
         yield f"{where} {frame_text(name)}."
-
-
-def _pauses(pauses: pl.DataFrame) -> str:
-    """Return which rank pauses in which step."""
-    rows = pauses.sort("start")
-    where = rows.with_columns(places(rows)).select("on", "step", pl.col("end") - pl.col("start"))
-    each = [f"{on} in {step} ({format_ns(ns)})" for on, step, ns in where.iter_rows()]
-    return f"Pauses: {format_first(each, _MOST)}."
-
-
-#: Maximum number of pauses that are listed.
-_MOST = 8
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:

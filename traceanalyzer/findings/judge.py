@@ -350,7 +350,7 @@ def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
     for measured in rule.judge(answers):
         if measured.confidence == "high" and not _repeats(measured, answers.time):
             measured = replace(measured, confidence="medium")
-        measured = _limited(measured, rule, answers)
+        measured = _free_of_loader(_limited(measured, rule, answers), rule, answers)
         measured = replace(measured, advice=answers.program.fitting(measured.advice))
         if answers.program.amd:
             title, advice = in_hip(measured.title), in_hip(measured.advice)
@@ -406,6 +406,24 @@ def _left_out(answers: Answers) -> float:
     if not wrong or not isinstance(info, Info):
         return 0.0
     return wrong / (wrong + int(info.contents["device_work"].sum()))
+
+
+def _free_of_loader(measured: Measured, rule: Rule, answers: Answers) -> Measured:
+    """Return a measurement of kernels that gains nothing in steps that wait for loader workers."""
+    total, is_timed = measured.total_ns, measured.intervals is not None
+    if (
+        rule.analysis not in ("kernels", "efficiency")
+        or is_timed
+        or not total
+        or answers.free_of_loader == 1
+    ):
+        return measured
+    most = total if measured.most_gain_ns is None else measured.most_gain_ns
+    left = round(answers.free_of_loader * most)
+    return replace(measured, most_gain_ns=left, evidence=(_AFTER_LOADER, *measured.evidence))
+
+
+_AFTER_LOADER = "Steps that wait for the data loader gain from it only once the loader is faster."
 
 
 def _repeats(measured: Measured, time: DeviceTime) -> bool:

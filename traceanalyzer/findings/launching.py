@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.common.display import listed, places
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import (
@@ -19,14 +22,14 @@ from traceanalyzer.analyzers.cuda_api.result import (
     CudaApi,
 )
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.activities import advice_on_launches, main_place
+from traceanalyzer.analyzers.gpu_idle.activities import IS_LONG, advice_on_launches, main_place
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.findings.device_time import DEVICE, MOST
 from traceanalyzer.findings.rule import Answers, in_steps
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_first, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATES
 
 #: Maximum number of items in a list.
@@ -37,6 +40,52 @@ _ENOUGH_STEPS, _MANY_LAUNCHES = 3, 10
 
 #: Least share of launch overhead after synchronising calls that is worth a sentence.
 _LEAST_SYNCHRONISED = 0.05
+
+
+def at_rival(result: GpuIdle) -> tuple[GpuIdle, GpuIdle]:
+    """Return the result with only gaps in which one thread holds the GIL, and without them."""
+    late = result.gaps.filter(pl.col("cause").cast(pl.String).is_in(causes.STOPPED))
+    name = main_place(late.drop_nulls("rival"), "rival")[0]
+    return _apart(result, (pl.col("rival") == name).fill_null(value=False), causes.HOST_CODE)
+
+
+def at_stops(result: GpuIdle) -> tuple[GpuIdle, GpuIdle]:
+    """Return the result with only the gaps of its stops, as late launches, and without them."""
+    return _apart(result, IS_LONG & pl.lit(bool(result.stops[1])), causes.LAUNCH)
+
+
+def _apart(result: GpuIdle, chosen: pl.Expr, cause: str) -> tuple[GpuIdle, GpuIdle]:
+    """Return a result with chosen late launches and host code as one cause, and without them."""
+    gaps, chosen = result.gaps, chosen & pl.col("cause").cast(pl.String).is_in(causes.STOPPED)
+    inside = gaps.filter(chosen).with_columns(cause=pl.lit(cause, gaps["cause"].dtype))
+    return replace(result, gaps=inside), replace(result, gaps=gaps.filter(~chosen))
+
+
+#: What is set apart from late launches and host code, and the cause that it then has.
+APART = ((at_stops, causes.LAUNCH), (at_rival, causes.HOST_CODE))
+
+
+def by_range(gaps: pl.DataFrame) -> Iterator[str]:
+    """Yield the sums of gaps by range, where neither steps nor code were recorded."""
+    if any(gaps[name].count() for name in ("step", "own_code", "python")):
+        return
+    sums = gaps.group_by("annotation").agg(pl.col("cause_ns").sum()).drop_nulls()
+    sums = largest_first(sums, "cause_ns", "annotation")
+    if sums.height > 1:
+        each = [f"{name} {format_ns(ns)}" for name, ns in sums.head(_NAMED).rows()]
+        yield f"Longest gaps by range: {listed(each)} (all ranges: annotations)."
+
+
+def pauses(rows: pl.DataFrame) -> str:
+    """Return which rank pauses in which step."""
+    rows = rows.sort("start")
+    where = rows.with_columns(places(rows)).select("on", "step", pl.col("end") - pl.col("start"))
+    each = [f"{on} in {step} ({format_ns(ns)})" for on, step, ns in where.iter_rows()]
+    return f"Pauses: {format_first(each, _MOST_PAUSES)}."
+
+
+#: Maximum number of pauses that are listed.
+_MOST_PAUSES = 8
 
 
 def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:

@@ -77,16 +77,21 @@ _NO_GRAD = (
 )
 
 
+#: Lines with less of the live memory are not named, and the most that are.
+_LARGE, _NAMED = 0.15, 3
+
+
 def _filling(result: MemoryErrors, error: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return a phrase on the line with most live memory at an error, and whether it is in use."""
+    """Return a phrase on the lines with most live memory at an error, and whether it is in use."""
     same = (pl.col(name).eq_missing(error[name]) for name in (*_PLACE, "event"))
     rows = result.alive.filter(*same)
     is_sure = may_be_kept(rows, error["request_bytes"] or 0).is_empty()
-    for row in rows.head(1).filter(pl.col("live_frac") >= MUCH_LIVE).iter_rows(named=True):
-        line = frame_text(row["function"], row["file"], row["line"])
-        blocks = format_count(row["n"], "block")
-        return f", {format_frac(row['live_frac'])} of them at {line} ({blocks})", is_sure
-    return "", is_sure
+    large = rows.head(_NAMED).filter(pl.col("live_frac") >= _LARGE)
+    each = [
+        f"{format_frac(frac)} at {frame_text(*line)} ({format_count(n, 'block')})"
+        for frac, n, *line in large.select("live_frac", "n", "function", "file", "line").iter_rows()
+    ]
+    return f": {', '.join(each)}" if each else "", is_sure
 
 
 def _evaluated(answers: Answers) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ from traceanalyzer.vocabulary import RECORDINGS_APART
 
 R = TypeVar("R", bound=Result)
 
+#: A step waits for loader workers from this share of its time on; less may be that of a handover.
+_WAITS_FOR_LOADER = 0.1
+
 
 @dataclass(frozen=True)
 class Answers:
@@ -78,6 +81,19 @@ class Answers:
         """Return where the host launches exposed work of a kind, see :meth:`~.Kernels.place`."""
         kernels = self.of(Kernels)
         return {} if kernels is None else kernels.place(None, work_kind)
+
+    @cached_property
+    def free_of_loader(self) -> float:
+        """Share of step time without steps that wait for loader workers: these have their rate."""
+        idle, time = self.of(GpuIdle), self.time
+        waits = time.of_cause(causes.DATALOADING)
+        if idle is None or not idle.has_loader or idle.host.loads_in_process or not time.in_steps:
+            return 1.0
+        sums = waits.group_by(*DEVICE, "step").agg(pl.col("lost_ns").sum())
+        steps = time.windows.select(*DEVICE, "step", ns=pl.col("end") - pl.col("start"))
+        rows = steps.join(sums, on=[*DEVICE, "step"], how="left", nulls_equal=True)
+        waiting = rows.filter(pl.col("lost_ns") >= _WAITS_FOR_LOADER * pl.col("ns"))
+        return 1 - int(waiting["ns"].sum()) / max(time.whole_ns, 1)
 
     def of_engine(self, losses: pl.DataFrame) -> dict[str, float]:
         """Return the shares of idle time that findings about an inference engine explain.

@@ -368,9 +368,11 @@ def _growth(answers: Answers) -> dict[str, float]:
     # a straggler works longer by as much as each of the others waits for its work
     ranks = time.windows["rank"].n_unique()
     with_rank = pl.when(pl.col("cause") == WORK).then(ranks / max(ranks - 1, 1)).otherwise(1.0)
-    causes = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
-    causes = causes.with_columns(pl.col("grown_ns") * with_rank)
-    return explained_by(causes, whole, "grown_ns") if whole else {}
+    rows = grown.drop_nulls("cause").filter(pl.col("grown_ns") > 0)
+    rows = rows.with_columns(pl.col("grown_ns") * with_rank)
+    if (idle := answers.of(GpuIdle)) is not None and idle.stops[1]:  # one finding has both
+        rows = rows.with_columns(pl.col("cause").replace(causes.HOST_CODE, causes.LAUNCH))
+    return explained_by(rows, whole, "grown_ns") if whole else {}
 
 
 def _of_tuning(answers: Answers, cost: int) -> dict[str, float]:

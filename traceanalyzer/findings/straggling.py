@@ -11,11 +11,11 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers import chains
+from traceanalyzer.analyzers.comm_outliers import chains, pipelines
 from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
 from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL as UNEQUAL_LOADS
-from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, work_longer
+from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, at_step, meanwhile, passed_on
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first
@@ -27,6 +27,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     LONG_CALL,
     OTHER_KERNELS,
     UNEQUAL,
+    ZIGZAG,
     Difference,
     compare,
 )
@@ -92,13 +93,14 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
         waits: the losses of other ranks that wait for it.
         by_cause: the sum of these by the cause of the delay.
     """
-    staged = stage_of(answers, rank) is not None or _in_stages(waits)
+    staged = stage_of(answers, rank) is not None or _in_stages(answers, waits)
     if _other_gpu(answers, rank, by_cause):
         return _EQUAL_GPUS
     if (name := only_code(answers, rank, by_cause)[0]) and not staged:
         return f"Share the work of {name} among all ranks, or run it less often."
     difference = _difference(answers, rank, by_cause)
-    if difference and difference.why in (*UNEQUAL, OTHER_KERNELS) and staged:
+    of_layers = staged and difference is not None and not difference.attends
+    if difference and difference.why in (*UNEQUAL, OTHER_KERNELS) and of_layers:
         return MOVE_LAYERS
     if difference and difference.why in UNEQUAL and _of_tokens(answers, waits):
         return BALANCE_EXPERTS
@@ -132,11 +134,12 @@ def _other_gpu(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     return ""
 
 
-def _in_stages(waits: pl.DataFrame) -> bool:
-    """Whether ranks wait mostly in sends and receives: for a stage of a pipeline."""
-    rows = waits.drop_nulls("collective")
-    paired = rows.filter(pl.col("collective").cast(pl.String).str.contains(POINT_TO_POINT))
-    return 2 * int(paired["lost_ns"].sum()) > int(rows["lost_ns"].sum())
+def _in_stages(answers: Answers, waits: pl.DataFrame) -> bool:
+    """Whether ranks wait mostly in sends and receives of pairs: for a stage of a pipeline."""
+    comm, rows = answers.of(CommOutliers), waits.drop_nulls("collective")
+    if comm is None or pipelines.are_rings(comm.arrivals):
+        return False
+    return 2 * int(rows.filter("scheduled")["lost_ns"].sum()) > int(rows["lost_ns"].sum())
 
 
 def _of_tokens(answers: Answers, waits: pl.DataFrame) -> bool:
@@ -384,9 +387,9 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
 
 
 def keeps_its_work(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> bool:
-    """Whether the rank is late by larger inputs: a fix moves work to the other ranks."""
+    """Whether the rank is late by its part of divided work: a fix moves it to the other ranks."""
     difference = _difference(answers, rank, by_cause)
-    return difference is not None and difference.why == LARGER_INPUTS
+    return difference is not None and (difference.why == LARGER_INPUTS or difference.attends)
 
 
 def confidence_of_one_step(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Confidence:
@@ -650,11 +653,16 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
     kernels = answers.of(Kernels)
     attends = more and kernels and kernels.families["family"].is_in([ATTENTION]).any()
+    difference = _difference(answers, most, {WORK: total}) if more else None
     yield Measured(
         title=f"Unequal work: ranks wait {time.share(total)} for {which}.",
-        evidence=(f"Most of the wait time is for {each}.",),
-        advice="Balance the work: inputs of equal size (bucket by sequence length, equal numbers "
-        f"of tokens per rank), equal numbers of layers or experts.{_ZIGZAG if attends else ''}",
+        evidence=(
+            *[f"On rank {most}, {one.text}." for one in [difference] if one],
+            f"Most of the wait time is for {each}.",
+        ),
+        advice=ZIGZAG
+        if difference and difference.attends
+        else f"{_EQUAL}{f' {ZIGZAG}' * bool(attends)}",
         total_ns=total,
         confidence="high" if more else "medium",
         rank=most if more else None,
@@ -664,9 +672,9 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
 
 
-_ZIGZAG = (
-    " With context parallelism and causal attention, give each rank one part from the start and "
-    "one from the end of the sequence (zigzag order), because later tokens attend to more."
+_EQUAL = (
+    "Balance the work: inputs of equal size (bucket by sequence length, equal numbers of tokens "
+    "per rank), equal numbers of layers or experts."
 )
 
 

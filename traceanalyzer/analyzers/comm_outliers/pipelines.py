@@ -164,7 +164,7 @@ def pipeline(arrivals: pl.DataFrame) -> Pipeline | None:
     is_sent = pl.col("scheduled") & (pl.col("collective") == "broadcast")
     waited = int(rows.filter(_is_exchange() | is_sent)["wait_ns"].sum())
     whole = int(arrivals["wait_ns"].sum())
-    if _are_rings(exchanges):
+    if are_rings(arrivals):
         return None
     if not waited or waited < _MOST * by_schedule or by_schedule < _MOSTLY * whole:
         return None
@@ -213,11 +213,12 @@ def _micro_batches(exchanges: pl.DataFrame, stages: int) -> tuple[int | None, in
     return (least // _PAIR if stages > _PAIR and different == [least] else None), 1
 
 
-def _are_rings(exchanges: pl.DataFrame) -> bool:
+def are_rings(arrivals: pl.DataFrame) -> bool:
     """Whether each rank only sends to one rank and receives from another: context parallelism.
 
     Stages of a pipeline send activations in one direction, and gradients in the other.
     """
+    exchanges = arrivals.filter(_is_exchange())
     other = pl.col("rank").sum().over("instance") - pl.col("rank")
     ends = exchanges.select("rank", "collective", other=other).unique()
     sends, every = ends.filter(collective="send"), exchanges["rank"].n_unique()

@@ -8,9 +8,9 @@ step on the device starts where the work launched before it ends, and ends with 
 
 So the idle gap before a kernel belongs to the step that launched the kernel, steps that wait for
 their own work are as long as on the host, and spans never overlap. Work launched between two marks
-belongs to no step, except before steps of an inference engine that decode: these begin where the
-step before them ends. Work that a step leaves on another stream ends at the latest where the next
-step starts on the main stream, the one with most kernel time.
+belongs to no step, but that after a step of an inference engine to it (sampling). Steps that decode
+begin where the step before them ends. Work that a step leaves on another stream ends at the latest
+where the next step starts on the main stream, the one with most kernel time.
 """
 
 import operator
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer.analyzers.common import step_marks
-from traceanalyzer.analyzers.common.device_work import DEVICE, device_work
+from traceanalyzer.analyzers.common.device_work import DEVICE, device_work, launched_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.common.soundness import KERNEL_LAUNCHES
@@ -87,6 +87,7 @@ def on_device(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         return steps
     if step_marks.by_kernels(steps):
         return _launched_from(trace, steps)
+    steps = _with_sampling(trace, steps)
     reached = _reached(trace, steps)
     if reached is not None:
         steps = steps.with_columns(
@@ -120,6 +121,23 @@ def _with_kernels(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
 #: Up to a part of so many of its kernels may be missing in a step.
 _MISSING = 10
+
+
+def _with_sampling(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps; those of an inference engine end with the last launch before the next."""
+    of_engine = step_marks.with_phases(steps[["step"]])["phase"].is_not_null()
+    rows = launch_rows(trace, device_work(trace))
+    calls = trace.events[["pid", "ts", "dur"]][rows[rows != nesting.ROOT]]
+    calls = calls.filter(pl.col("pid").eq_missing(steps["pid"][0])).sort("ts")
+    if not of_engine.any() or calls.is_empty():
+        return steps
+    start, end = (steps[name].to_numpy() for name in ("host_start", "host_end"))
+    usual = int(np.median(start[1:] - end[:-1])) if steps.height > 1 else 0
+    until = np.append(start[1:], end[-1] + usual)
+    place = np.maximum(np.searchsorted(calls["ts"].to_numpy(), until) - 1, 0)
+    last = calls[place].select(end=pl.col("ts") + pl.col("dur").fill_null(0))["end"]
+    ends = pl.Series(np.clip(last.to_numpy(), end, np.maximum(until, end)))
+    return steps.with_columns(host_end=pl.when(of_engine).then(ends).otherwise("host_end"))
 
 
 def _launched_from(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
@@ -290,7 +308,7 @@ def _reached(trace: Trace, steps: pl.DataFrame) -> Ints | None:
 
 def _by_launch(trace: Trace, steps: pl.DataFrame, edges: Ints) -> _Work | None:
     """Return the device work by the start of its launch call in the process of the steps."""
-    work = device_work(trace)
+    work = launched_work(trace)
     rows = launch_rows(trace, work)
     known = rows != nesting.ROOT
     if not known.any():

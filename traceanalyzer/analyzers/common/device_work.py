@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import grouped
-from traceanalyzer.analyzers.common.names import named
+from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals
 from traceanalyzer.trace import Trace, of_kinds
@@ -68,6 +68,16 @@ def device_work(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         OptionError: a pattern is not a regular expression.
     """
     return trace.once(("device_work", tuple(patterns)), lambda: _device_work(trace, patterns))
+
+
+#: Names of migrations of managed memory: nothing launches them.
+MIGRATIONS = r"^Memcpy UVM "
+
+
+def launched_work(trace: Trace) -> pl.DataFrame:
+    """Return :func:`device_work` without migrations of managed memory, which nothing launches."""
+    work = device_work(trace)
+    return work.filter(~named(work, [MIGRATIONS])) if matching(trace.names, [MIGRATIONS]) else work
 
 
 def work_rows(trace: Trace) -> pl.Series:

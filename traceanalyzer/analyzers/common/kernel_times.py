@@ -67,6 +67,11 @@ BALANCE_EXPERTS = (
     "place the experts with most tokens on different ranks, or several times (EPLB)."
 )
 
+ZIGZAG = (
+    "With context parallelism and causal attention, give each rank one part from the start and one "
+    "from the end of the sequence (zigzag order), because later tokens attend to more."
+)
+
 #: The GPU, and the balance, if steps are compared.
 _IN_STEPS, _OF_STEPS = "this GPU in those steps", "equal work in every step"
 
@@ -79,13 +84,17 @@ class Difference:
         why: :data:`SLOW_GPU`, :data:`MORE_KERNELS`, :data:`OTHER_KERNELS`, :data:`LARGER_INPUTS` or
             :data:`LONG_CALL`.
         text: the same as a clause with numbers: ``more kernels run than ...``.
+        attends: additional kernels are nearly all of attention, as with more blocks of a sequence.
     """
 
     why: str
     text: str
+    attends: bool = False
 
     def advice(self, clocks: str, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice by what shows clocks, for this GPU and this method to balance the work."""
+        if self.attends:
+            return ZIGZAG
         if self.why in (*UNEQUAL, OTHER_KERNELS) and re.search(_OF_EXPERTS, self.text):
             return BALANCE_EXPERTS
         if self.why in UNEQUAL and re.search(_OF_TABLES, self.text):
@@ -137,8 +146,13 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
     if count / max(usual_count, 1) - 1 < _FEW_MORE * more / usual_ns:
         return Difference(LARGER_INPUTS, f"kernels take longer than {who} (larger inputs)")
-    text = f"more kernels run than {who} ({count:,} instead of {usual_count:,})"
-    return Difference(MORE_KERNELS, text)
+    extra = rows.select("kernel", ns=(n - usual_n) * usual).group_by("kernel").agg(pl.sum("ns"))
+    attention = [name for name, one in families_of(extra["kernel"]).items() if one == ATTENTION]
+    attends = extra.filter(pl.col("kernel").is_in(attention))["ns"].sum() >= _ALL * more
+    most = extra.filter(2 * pl.col("ns") >= more).sort("ns", "kernel")["kernel"].tail(1)
+    mostly = ", mostly of attention" if attends else "".join(f", mostly {name}" for name in most)
+    text = f"more kernels run than {who} ({count:,} instead of {usual_count:,}{mostly})"
+    return Difference(MORE_KERNELS, text, attends)
 
 
 def _long_calls(rows: pl.DataFrame) -> int:

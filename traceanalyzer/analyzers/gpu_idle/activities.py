@@ -2,13 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.kernel_names import code_text
 from traceanalyzer.analyzers.common.names import frame_text, one_name_for_numbers
@@ -52,6 +49,7 @@ _SAVES = re.compile(r"(?i)save|write|store|sync|dump|export")
 COLLECTOR = "in Python's garbage collector"
 QUOTA = "because of the CPU quota of its container"
 OVERLOAD = "because of other processes on its CPUs"
+REGULAR = "because of a CPU quota or another process"
 _CPU_STAT = (
     "compare nr_throttled and throttled_usec in cpu.stat of the container's cgroup before and after"
 )
@@ -60,6 +58,7 @@ _HOW = {
     COLLECTOR: " on one rank at a time",
     QUOTA: " until multiples of 100 ms, in no particular operator",
     OVERLOAD: " on all ranks at once, in no particular operator",
+    REGULAR: " at regular times, in no particular operator",
 }
 #: Advice on them.
 _UNPAUSED = {
@@ -67,10 +66,13 @@ _UNPAUSED = {
     "then gc.collect() every N steps, on all ranks in the same step. PyTorch 2.9 and newer records "
     "it (_ExperimentalConfig(record_python_gc_info=True)); else look for other processes on the "
     "cores.",
-    QUOTA: "Linux stops all threads of a container that has used its CPU quota until the next "
-    f"period of 100 ms (CFS throttling): {_CPU_STAT}, raise or remove the CPU limit (Kubernetes: "
-    "resources.limits.cpu, docker run --cpus), or run fewer threads (loader workers, "
+    QUOTA: "Linux stops all threads of a container that has used its CPU quota (cpu.max) until the "
+    f"next period of 100 ms (CFS throttling): {_CPU_STAT}, raise or remove the CPU limit "
+    "(Kubernetes: resources.limits.cpu, docker run --cpus), or run fewer threads (loader workers, "
     "OMP_NUM_THREADS).",
+    REGULAR: "Something outside the program stops it at regular times, whatever it runs: look for "
+    f"a CPU quota (cpu.max of the container's cgroup; {_CPU_STAT}), and for another process on the "
+    "cores that wakes up as often (top, pidstat 1).",
     OVERLOAD: "The hosts of all ranks pause at the same time, whatever they run: look for other "
     "processes on the cores (/proc/pressure/cpu, top), run fewer threads, and for a CPU quota "
     f"{_CPU_STAT}.",
@@ -201,7 +203,7 @@ def of_gaps(
     }  # fmt: skip
     text = ""
     if pauses is not None and pauses.height:
-        how = _HOW[by] * (by == QUOTA or pauses["rank"].n_unique() > 1)
+        how = _HOW[by] * (by in (QUOTA, REGULAR) or pauses["rank"].n_unique() > 1)
         text = f"up to {format_ns((pauses['end'] - pauses['start']).max())}{how}"  # type: ignore[arg-type]
     one = Activity(**{name: main_place(gaps, at)[0] for name, at in columns.items()}, pauses=text)
     one = replace(one, paused_by=by if text else "")
@@ -273,28 +275,30 @@ def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFra
 #: The period of a CPU quota, and how far from its multiples pauses end.
 _PERIOD_NS, _APART_NS = 100 * NS_PER_MS, 3 * NS_PER_MS
 #: The least pause, the distance of parts of one, and the share of late launches and host code.
-_LEAST_NS, _PARTS_NS, _MOSTLY, _HALF = 5 * NS_PER_MS, NS_PER_MS, 0.8, 0.5
+_LEAST_NS, _PARTS_NS, MOSTLY = 5 * NS_PER_MS, NS_PER_MS, 0.5
+#: Regular pauses: greatest ratio of lengths, distance from multiples of a period, least number.
+_SAME_LENGTH, _OF_PERIOD, _LEAST_REGULAR = 1.25, 0.1, 4
 
 
-def stops(
-    gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int, *, one_clock: bool
-) -> tuple[pl.DataFrame, str]:
+IS_LONG = pl.col("end") - pl.col("start") >= _LEAST_NS
+
+
+def stops(gaps: pl.DataFrame, steps: pl.DataFrame, *, one_clock: bool) -> tuple[pl.DataFrame, str]:
     """Return pauses of 5 ms and more in which the operating system stops the host, and by what.
 
-    They are 3 or more per device, with most of the time of late launches and host code, at another
-    place in a step each. Those of a CPU quota end at multiples of 100 ms (half of the time is
-    enough). Other processes stop all ranks at the same time, in at most half of the steps.
+    All such pauses are: 3 or more per device, at another place in a step each. Those of a CPU quota
+    end at multiples of 100 ms. Other processes stop all ranks at the same time, in at most half of
+    the steps; or the pauses are as long each, and regular.
 
     Args:
         gaps: rows of :attr:`GpuIdle.gaps`, of late launches and host code.
         steps: rows of :attr:`GpuIdle.steps`.
-        whole_ns: time of these causes in all steps.
         one_clock: the times of all ranks are on one axis.
     """
     keys, length = ["rank", "path", "device"], pl.col("end") - pl.col("start")
     ends = pl.col("at_ns") + length
     is_new = (pl.col("at_ns") - ends.shift(1) > _PARTS_NS).over(keys).fill_null(value=True)
-    parts = gaps.filter(length >= _LEAST_NS).sort(*keys, "at_ns")
+    parts = gaps.filter(IS_LONG).sort(*keys, "at_ns")
     first = pl.col(*keys, "step", "cause", "at_ns", "start").first()
     rows = parts.group_by(is_new.cum_sum().alias("stop"), maintain_order=True).agg(
         first, pl.col("end").last(), pl.col("cause_ns").sum(), until=ends.last()
@@ -303,37 +307,29 @@ def stops(
     rows = rows.join(begin, on=[*keys, "step"], nulls_equal=True)
     n, at = pl.len().over(keys), pl.col("start") - pl.col("begin")
     until = pl.col("until") - pl.col("until").first().over(keys) + _PERIOD_NS // 2
+    times = (apart := pl.col("until").diff().over(keys)) / apart.min()
     found = rows.select(
-        are_stops=(n >= _PAUSES).all() & (pl.col("cause_ns").sum() >= _HALF * whole_ns),
-        mostly=pl.col("cause_ns").sum() >= _MOSTLY * whole_ns,
+        are_stops=(n >= _PAUSES).all(),
         elsewhere=at.max() - at.min() > _ELSEWHERE * pl.lit(steps.select(length.min()).item()),
-        regular=((until % _PERIOD_NS - _PERIOD_NS // 2).abs() <= _APART_NS).all(),
+        of_quota=((until % _PERIOD_NS - _PERIOD_NS // 2).abs() <= _APART_NS).all(),
+        regular=(n >= _LEAST_REGULAR).all()
+        & (length.max() <= _SAME_LENGTH * length.min())
+        & ((times - times.round()).abs() <= _OF_PERIOD).all(),
     ).row(0, named=True)
     if not rows.height or not (found["are_stops"] and found["elsewhere"]):
         return rows.clear(), ""
-    if found["regular"]:
+    if found["of_quota"]:
         return rows, QUOTA
     is_later = (pl.col("at_ns") > pl.col("until").cum_max().shift(1)).fill_null(value=False)
     together = rows.sort("at_ns").group_by(is_later.cum_sum()).agg(pl.col("rank").n_unique())
     n_ranks = steps["rank"].n_unique()
-    shared = one_clock and n_ranks > 1 and (together["rank"] == n_ranks).all()
-    few = found["mostly"] and 2 * rows.height <= steps.height
-    return (rows, OVERLOAD) if shared and few else (rows.clear(), "")
-
-
-def by_range(gaps: pl.DataFrame) -> Iterator[str]:
-    """Yield the sums of gaps by range, where neither steps nor code were recorded."""
-    if any(gaps[name].count() for name in ("step", "own_code", "python")):
-        return
-    sums = gaps.group_by("annotation").agg(pl.col("cause_ns").sum()).drop_nulls()
-    sums = largest_first(sums, "cause_ns", "annotation")
-    if sums.height > 1:
-        each = [f"{name} {format_ns(ns)}" for name, ns in sums.head(_RANGES_NAMED).rows()]
-        yield f"Longest gaps by range: {listed(each)} (all ranges: annotations)."
-
-
-#: Most ranges that are named.
-_RANGES_NAMED = 3
+    if 2 * rows.height <= steps.height:
+        if one_clock and n_ranks > 1 and (together["rank"] == n_ranks).all():
+            return rows, OVERLOAD
+        known = parts["innermost"].drop_nulls().n_unique() >= _PAUSES
+        if found["regular"] and known and not main_place(parts, "innermost")[0]:
+            return rows, REGULAR
+    return rows.clear(), ""
 
 
 def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:

@@ -49,6 +49,8 @@ NAMES = {
     UNKNOWN: "unknown",
 }
 CAUSES = tuple(NAMES)
+#: Causes of gaps in which the operating system may have stopped the host.
+STOPPED = (LAUNCH, HOST_CODE)
 #: What main threads do in transfers, apart from waits for other ranks.
 IN_COLLECTIVES = "in collectives"
 CAUSE = pl.Enum(CAUSES)

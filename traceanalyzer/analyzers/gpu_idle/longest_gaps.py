@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import WAITS_AROUND, wait_of
@@ -154,19 +155,18 @@ def _with_many(
 def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataFrame:
     """Return the Python thread that holds the interpreter lock in most of each gap, ``rival``.
 
-    None in functions (``python``) that take as long while no such thread runs.
+    None in functions (``python``) that take half as long or longer while no such thread runs.
     """
     rivals = _rivals_of(excerpt)
     rival = _filling(gaps, rivals, _MOST_OF_GAP)
     if rival.null_count() < gaps.height:
         runs = excerpt.slices.filter(pl.col("name").cast(pl.String).is_in(python.implode()))
-        runs = runs.with_columns(both=pl.Series(intervals.meets(runs, rivals)))
+        alone = runs.filter(~pl.Series(intervals.meets(runs, rivals)))
         length = pl.col("end") - pl.col("start")
-        times = runs.group_by("name").agg(
-            alone=length.filter(~pl.col("both")).median(), both=length.filter("both").median()
-        )
-        slow = times.filter(2 * pl.col("alone") >= pl.col("both"))["name"].cast(pl.String)
-        rival = rival.set(python.is_in(slow.implode()).fill_null(value=False), None)
+        times = alone.group_by(name=pl.col("name").cast(pl.String)).agg(alone=length.median())
+        usual = left_join(python.alias("name").to_frame(), times, ["name"])["alone"]
+        slow = 2 * usual >= gaps["end"] - gaps["start"]
+        rival = rival.set(slow.fill_null(value=False), None)
     return rival.alias("rival").to_frame()
 
 
@@ -195,7 +195,9 @@ def _rivals_of(excerpt: Excerpt) -> pl.DataFrame:
         others = launches.height - during
         if during >= others or during * (last - first - spent) >= _HARDLY * others * spent:
             continue
-        functions = rows.filter(belongs(rows["name"], ())).group_by("name").agg(ns=length.sum())
+        starts = pl.col("name").cast(pl.String).str.contains(r"\bthreading\.py\(")
+        of_user, rest = rows.filter(belongs(rows["name"], ())), rows.filter(~starts)
+        functions = (of_user if of_user.height else rest).group_by("name").agg(ns=length.sum())
         most = functions.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
         name = f"{frame_text(str(most[0]))} in {label}" if most.len() else str(label)
         found.append(code.select("unit", pl.lit(name).alias("name"), "start", "end"))

@@ -224,23 +224,24 @@ class GpuIdle(Result):
 
     def pauses_of(self, cause: str) -> tuple[pl.DataFrame, str]:
         """Return single long gaps of a cause at any place, and what probably makes them."""
-        rows, by = self._stops
+        rows, by = self.stops
         rows = rows.filter(pl.col("cause").cast(pl.String) == cause)
+        most = activities.MOSTLY * int(self.of_cause(cause)["cause_ns"].sum())
+        rows = rows if rows["cause_ns"].sum() >= most else rows.clear()
         is_code = cause == causes.HOST_CODE and rows.is_empty()
         return (self.pauses, activities.COLLECTOR) if is_code else (rows, by * (rows.height > 0))
 
     @cached_property
-    def _stops(self) -> tuple[pl.DataFrame, str]:
+    def stops(self) -> tuple[pl.DataFrame, str]:
         """Pauses in which the operating system stops the host, see :func:`~.activities.stops`."""
-        both = (causes.LAUNCH, causes.HOST_CODE)
-        whole = sum(self.counted_by_cause[cause] for cause in both)
-        gaps, steps = pl.concat(map(self.of_cause, both)), self.by_device.counted_steps
-        return activities.stops(gaps, steps, whole, one_clock=self.one_clock)
+        gaps = pl.concat(map(self.of_cause, causes.STOPPED))
+        steps = self.by_device.counted_steps
+        return activities.stops(gaps, steps, one_clock=self.one_clock)
 
     @cached_property
     def slow_operator(self) -> tuple[str, str]:
         """The operator that makes launches late, and advice; empty texts if there is none."""
-        if self.program.slow_host or self._stops[1]:
+        if self.program.slow_host or self.stops[1]:
             return "", ""  # all of them take long
         return activities.slow_operator(self.of_cause(causes.LAUNCH))
 
@@ -373,7 +374,7 @@ class GpuIdle(Result):
             or causes.IN_PROCESS * (host.loads_in_process and program.pytorch)
             or causes.PERSISTENT * host.starts_workers,
             causes.LAUNCH: causes.UNBLOCK * program.blocking
-            or causes.SLOW_HOST * (program.slow_host and not self._stops[1])
+            or causes.SLOW_HOST * (program.slow_host and not self.stops[1])
             or self.slow_operator[1],
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host
             or causes.FEWER_NODES * program.replays,

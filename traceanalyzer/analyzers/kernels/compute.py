@@ -27,7 +27,7 @@ from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import frame_text, is_step, mapped, named
 from traceanalyzer.analyzers.kernels import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import JOIN, TUNING, fusible_ns, training
+from traceanalyzer.analyzers.kernels.training import JOIN, TUNING, fusible_ns, of_others, training
 from traceanalyzer.analyzers.modules import assignment, compute as modules
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
@@ -116,7 +116,8 @@ class Part:
             :func:`~.common.replays.known` for the others. None unless grouped by operator, module
             or code.
         by_step: device, step, name, blocks, n, total_ns, max_ns, fusible_ns, local_memory of
-            kernels without communication and tuning; None if not requested.
+            kernels without communication, tuning and those of other processes; None if not
+            requested.
         training: rows of :func:`~.training.training`; None if not requested.
         heavy: rows of :func:`places`; None if not requested.
         has_operators: operators were recorded.
@@ -177,6 +178,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
     saved = fusible_ns(work, part.kernels, part.work["kernel"], of_purpose)
     tuning = of_purpose.filter(purpose=TUNING)
     counted = intervals.overlap_with(work, tuning, ["device"])["overlap"] == 0
+    counted &= ~of_others(trace, work)
     by_step = trace.kept(_kernels_of_steps(trace, work, saved, counted))
     has_operators = bool((trace.events["kind"] == "cpu_op").any())
     return replace(

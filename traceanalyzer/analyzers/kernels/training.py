@@ -15,6 +15,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.analyzers.common import host_code, kernel_names
+from traceanalyzer.analyzers.common.device_steps import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY, device_work
 from traceanalyzer.analyzers.common.kernel_names import (
     COPY,
@@ -43,7 +44,7 @@ ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
 #: What anomaly detection does before backward passes.
 FORWARD = "forward"
 UPDATES, EXTENDED, NORM = "matrix updates", "extended tensor", "norm by operators"
-SLOWED = "slowed by collectives"
+SLOWED, SHARED = "slowed by collectives", "other process"
 
 #: The operator that joins tensors, and two of them in its recorded inputs.
 JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
@@ -172,7 +173,8 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         :data:`NORM`: kernels of an RMS norm by separate operators, forward and backward, without
         the first one of each, which reads and writes every value once, as a fused one does; place
         is the Python function. :data:`SLOWED`: the time that compute kernels take longer while
-        collectives run, see :func:`_slowed`.
+        collectives run, see :func:`_slowed`. :data:`SHARED`: the time in which other processes use
+        the devices of the one with the steps; name is the process.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -182,7 +184,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     names = trace.names
     attention = _attention_kernels(work) if not matching(names, ["^aten::"]) else _NONE
     slower = _slowed(trace, work).with_columns(purpose=pl.lit(SLOWED))
-    attention = pl.concat([attention, _shaped(slower)])
+    attention = pl.concat([attention, _shaped(slower), _shaped(_shared(trace, work))])
     if not matching(names, _MARKS):
         return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
@@ -652,6 +654,23 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     usual = pl.col("usual").cast(pl.Int64)
     calls = calls.filter(pl.col("length") > usual)
     return calls.select("device", "name", "end", call=usual, start=pl.col("start") + usual)
+
+
+def _shared(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
+    """Return the time in which other processes use a device: device, name, call, start, end."""
+    spans = intervals.union(work.filter(of_others(trace, work)), ["device", "pid"])
+    name = pl.format("process {}", "pid")
+    return spans.with_columns(name=name, call="pid", purpose=pl.lit(SHARED)).drop("pid")
+
+
+def of_others(trace: Trace, work: pl.DataFrame) -> pl.Series:
+    """Return which work is of another process than the steps, on a device of that process."""
+    main = device_steps(trace)["pid"].drop_nulls().head(1)
+    others = ~pl.col("pid").is_in(main.implode())
+    if not main.len() or work["pid"].drop_nulls().n_unique() < _SEVERAL:
+        others = pl.lit(value=False)
+    both = others & (~others).any().over("device")
+    return work.select(pl.repeat(False, pl.len()) | both.fill_null(value=False)).to_series()
 
 
 def fusible_ns(

@@ -115,12 +115,17 @@ def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> p
     group = columns.left_join(code, groups, code.columns)["group"].to_numpy()
     first = np.searchsorted(at, recorded["start"].to_numpy(), side="left")
     last = np.searchsorted(at, recorded["end"].to_numpy(), side="left")
-    change = np.zeros((groups.height, at.size + 1), np.int64)
     size = recorded["bytes"].to_numpy()
-    np.add.at(change, (group, first), size)
-    np.subtract.at(change, (group, last), size)
-    live = np.cumsum(change, axis=1)[:, :-1]
-    change = np.diff(live, axis=1)
+    # requests that are freed a step or two later may be larger in each step, and do not grow
+    kept = size * (
+        (last - first >= SUSPECT_STEPS) | (recorded["end"].to_numpy() >= history.positions)
+    )
+    change = np.zeros((2, groups.height, at.size + 1), np.int64)
+    for which, each in enumerate((size, kept)):
+        np.add.at(change[which], (group, first), each)
+        np.subtract.at(change[which], (group, last), each)
+    live, kept = np.cumsum(change, axis=2)[:, :, :-1]
+    change = np.diff(kept, axis=1)
     old = np.bincount(group, last - first >= SUSPECT_STEPS, groups.height) > 0
     collected = np.where(old, _collected(live), 0)
     grew = change > 0

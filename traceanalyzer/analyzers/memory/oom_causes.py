@@ -28,6 +28,8 @@ _LARGE_REQUEST = 10 << 20
 _OUTSIDE_FRAC = 0.1
 #: A smaller share of unused memory is no fragmentation: the next request would fail.
 _FRAGMENTED = 0.01
+#: Unused memory with a smaller part of the request is not why it failed.
+_SUFFICES = 0.5
 #: A request above this multiple of the capacity is a bug in the requested shape.
 _ABSURD = 16
 
@@ -96,15 +98,18 @@ def cause(at: Situation) -> str:
     ``limit``: the device had room for a new segment; ``fragmentation``: usable memory and free
     memory of the device would suffice if contiguous; ``another pool or stream``: all unused memory
     would suffice; ``outside PyTorch``: the missing memory is used outside; else ``real demand``.
-    With nearly no unused memory, the request is real demand even if it would just fit.
+    With less unused memory than 1 % of reserved memory, or than half of the request, the request is
+    real demand even if it would just fit.
     """
     if at.device_free >= segment_size(at.request, expandable=at.expandable):
         return LIMIT
-    if at.unused < _FRAGMENTED * at.reserved:
+    if at.unused < max(_FRAGMENTED * at.reserved, _SUFFICES * at.request):
         return OUTSIDE if _is_outside(at) else DEMAND
-    if at.largest_free < at.request <= at.usable + at.device_free and at.usable:
+    if at.largest_free < at.request <= at.usable + at.device_free and (
+        at.usable >= _SUFFICES * at.request
+    ):
         return FRAGMENTATION
-    if at.unused and not at.missing:
+    if not at.missing:
         return ELSEWHERE
     return OUTSIDE if _is_outside(at) else DEMAND
 
@@ -239,7 +244,9 @@ def demand_advice(request: int, frames: str, live: pl.DataFrame) -> str:
             f'free what torch.load loaded in {where}, {size} of live memory (map_location="cpu", '
             "and delete the dictionary after load_state_dict); then "
         )
-    if request >= _LARGE_FRAC * int(live["live_bytes"].sum()) and re.search(_IN_LOSS, frames):
+    of_loss = int(live.filter(pl.col("stack").str.contains(_IN_LOSS))["live_bytes"].sum())
+    of_loss += request * bool(re.search(_IN_LOSS, frames))
+    if of_loss >= _LARGE_FRAC * int(live["live_bytes"].sum()):
         return (
             "compute the loss for a part of the tokens at a time, or with a fused kernel (Liger's "
             "fused linear cross-entropy, cut-cross-entropy) that never stores all logits; then "

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
-from traceanalyzer.analyzers.common.device_work import device_work
+from traceanalyzer.analyzers.common.device_work import launched_work
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.common.replays import captures
@@ -180,7 +180,7 @@ def measure(
     Raises:
         MissingData: neither device work nor operators, or too few launch calls, were recorded.
     """
-    work = device_work(trace)
+    work = launched_work(trace)
     if work.is_empty():
         return _of_host(trace)
     launched_by = launch_rows(trace, work)

@@ -10,11 +10,12 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import columns
-from traceanalyzer.analyzers.common.device_work import DEVICE
+from traceanalyzer.analyzers.common.device_work import DEVICE, MIGRATIONS
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
+from traceanalyzer.analyzers.common.names import named
 from traceanalyzer.analyzers.transfers import Options, result
 from traceanalyzer.errors import MissingData
-from traceanalyzer.frames import intervals
+from traceanalyzer.frames import intervals, linking
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, of_kinds, record_hint
 from traceanalyzer.vocabulary import DEVICE_WORK, PAGE_FAULT
@@ -41,6 +42,7 @@ class Part:
             least one copy or memset ran), alone_ns (the part of it without a kernel, or null).
         unfinished: number of copies and memsets without an end.
         faults: rank, path, on_gpu, n, total_ns of page faults of managed memory.
+        stalled: kernel, total_ns: GPU page faults (without them migrations) while it runs.
         program: GPU API and framework of the program.
     """
 
@@ -49,6 +51,7 @@ class Part:
     devices: pl.DataFrame
     unfinished: int
     faults: pl.DataFrame
+    stalled: pl.DataFrame
     program: Api
 
 
@@ -64,7 +67,8 @@ def measure(trace: Trace, _options: Options) -> Part:
     moves = trace.events.select(
         *DEVICE, **interval, name="name", moved_bytes="bytes", dur_ns="dur"
     ).filter(trace.events.select(of_moves & ends).to_series())  # fmt: skip
-    if moves.is_empty():
+    faults = trace.events.filter(pl.col("kind") == PAGE_FAULT)
+    if moves.is_empty() and faults.is_empty():
         hint = record_hint(trace.meta, "device work")
         raise MissingData(f"{trace.meta.path}: no copies or memsets were recorded; {hint}")
     is_work = trace.events.select(of_kinds(DEVICE_WORK) & ends).to_series()
@@ -79,11 +83,12 @@ def measure(trace: Trace, _options: Options) -> Part:
     return Part(
         path=trace.meta.path,
         moves=directed[[*DEVICE, "direction", "memory", "moved_bytes", "dur_ns", "exposed_ns"]],
-        devices=_copying(work, moves, kernels if known else None).select(
+        devices=_copying(work, moves, faults, kernels if known else None).select(
             "rank", path, "device", "span_ns", "busy_ns", "alone_ns"
         ),
         unfinished=recorded - moves.height,
-        faults=_faults(trace).with_columns(path),
+        faults=_faults(faults).with_columns(path),
+        stalled=_stalled(trace),
         program=api_of(trace),
     )
 
@@ -101,6 +106,8 @@ def combine(parts: Sequence[Part], _options: Options) -> result.Transfers:
     span_ns = int(devices["span_ns"].sum())
     known = devices["alone_ns"].drop_nulls()
     program = joined_api([part.program for part in parts])
+    stalled = pl.concat([part.stalled for part in parts])
+    stalled = stalled.group_by("kernel").agg(pl.col("total_ns").sum())
     return result.Transfers(
         n=moves.height,
         moved_bytes=int(moves["moved_bytes"].sum()),
@@ -116,6 +123,7 @@ def combine(parts: Sequence[Part], _options: Options) -> result.Transfers:
         unsized=int(moves["moved_bytes"].null_count()),
         unfinished=sum(part.unfinished for part in parts),
         faults=pl.concat([part.faults for part in parts]),
+        stalled=columns.largest_first(stalled, "total_ns", "kernel"),
         program=program,
     )
 
@@ -134,17 +142,30 @@ TRANSFERS = Analyzer("transfers", Options, NEEDS, measure, combine)
 # --- one rank ------------------------------------------------------------------------------
 
 
-def _faults(trace: Trace) -> pl.DataFrame:
+def _faults(faults: pl.DataFrame) -> pl.DataFrame:
     """Count page faults of managed memory: rank, on_gpu, n, total_ns."""
-    faults = trace.events.filter(pl.col("kind") == PAGE_FAULT)
     on_gpu = pl.col("device").is_not_null()
     return faults.group_by("rank", on_gpu=on_gpu).agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("dur").fill_null(0).sum()
     )
 
 
-def _copying(work: pl.DataFrame, moves: pl.DataFrame, kernels: pl.DataFrame | None) -> pl.DataFrame:
-    """Return how long each device copied, and how long without a kernel."""
+def _stalled(trace: Trace) -> pl.DataFrame:
+    """Sum the time of GPU page faults, without any that of migrations, by the kernel meanwhile."""
+    rows = trace.events[["kind", "name", *DEVICE, "ts", "dur"]].filter(pl.col("dur") > 0)
+    stalls = rows.filter(pl.col("kind") == PAGE_FAULT, pl.col("device").is_not_null())
+    stalls = stalls if stalls.height else rows.filter(named(rows, [MIGRATIONS]))
+    kernels = rows.filter(pl.col("kind") == "kernel")
+    spans = kernels.select(*DEVICE, start="ts", end=pl.col("ts") + pl.col("dur"))
+    at = linking.label_by_interval(stalls.select(*DEVICE, "ts", "dur"), spans, DEVICE)
+    of_kernel = at.select(kernel=kernels["name"][at["interval"]].cast(pl.String), dur="dur")
+    return of_kernel.drop_nulls().group_by("kernel").agg(total_ns=pl.col("dur").sum())
+
+
+def _copying(
+    work: pl.DataFrame, moves: pl.DataFrame, faults: pl.DataFrame, kernels: pl.DataFrame | None
+) -> pl.DataFrame:
+    """Return how long each device with copies or page faults copied, and without a kernel."""
     length = pl.col("end") - pl.col("start")
     copying = intervals.union(moves, DEVICE)
     if kernels is None:
@@ -154,7 +175,7 @@ def _copying(work: pl.DataFrame, moves: pl.DataFrame, kernels: pl.DataFrame | No
         copying = intervals.overlap_with(copying, kernels, DEVICE)
         alone_ns = (length - pl.col("overlap")).sum()
     busy = copying.group_by(DEVICE).agg(busy_ns=length.sum(), alone_ns=alone_ns)
-    moved = moves.select(DEVICE).unique()
+    moved = pl.concat([moves[[*DEVICE]], faults[[*DEVICE]].drop_nulls("device")]).unique()
     span = columns.grouped(work, DEVICE, span_ns=pl.col("end").max() - pl.col("start").min())
     joined = moved.join(span, on=DEVICE, how="left", nulls_equal=True)
     devices = joined.join(busy, on=DEVICE, how="left", nulls_equal=True).sort(DEVICE)

@@ -166,6 +166,7 @@ class Transfers(Result):
         unfinished: number of copies and memsets without an end, which are not counted.
         faults: page faults of managed memory: rank, path, on_gpu, n (on a GPU: fault groups that
             were handled together), total_ns (0 on a CPU, where durations are not recorded).
+        stalled: kernel, total_ns: GPU page faults (without them migrations) while it runs.
         program: GPU API and framework of the program.
     """
 
@@ -186,6 +187,7 @@ class Transfers(Result):
     unsized: int
     unfinished: int
     faults: pl.DataFrame
+    stalled: pl.DataFrame
     program: Api
 
     @cached_property
@@ -344,7 +346,7 @@ def _verdict(result: Transfers) -> str:
     of = f"{format_bytes(result.moved_bytes)} in " if result.moved_bytes else ""
     subject = "1 copy or memset moves" if result.n == 1 else f"{result.n:,} copies and memsets move"
     took = f"{subject} {of}{format_ns(result.total_ns)}"
-    took += f": {', '.join(parts)}."
+    took = f"{took}: {', '.join(parts)}." if parts else ""
     return sentences(took, _exposed(result), _migrating(result), _pageable(result), _small(result))
 
 
@@ -381,16 +383,15 @@ def _exposed(result: Transfers) -> str:
 def _migrating(result: Transfers) -> str:
     """Describe migrations of managed memory and page faults."""
     rows = result.findings.filter(pl.col("finding") == MIGRATIONS)
-    if rows.is_empty():
-        return ""
     size = format_bytes(int(rows["moved_bytes"].sum()))
     n, total = int(rows["n"].sum()), int(rows["total_ns"].sum())
     moved = f"{format_count(n, 'migration')} of managed memory move {size} in {format_ns(total)}"
-    return f"{moved}{page_faults(result.faults)}: {rows['advice'][0]}."
+    texts = [*[moved] * (n > 0), *filter(None, [page_faults(result.faults)])]
+    return f"{'; '.join(texts)}: {advice(result.program)[MIGRATIONS]}." if texts else ""
 
 
 def page_faults(faults: pl.DataFrame) -> str:
-    """Format page faults: ``; 500 groups of GPU page faults take 20 ms``; empty without any."""
+    """Format page faults: ``500 groups of GPU page faults take 20 ms``; empty without any."""
     sums = faults.group_by("on_gpu").agg(pl.col("n", "total_ns").sum()).sort("on_gpu")
     texts = [
         f"{format_count(n, 'group')} of GPU page faults {'take' if n > 1 else 'takes'} "
@@ -399,7 +400,7 @@ def page_faults(faults: pl.DataFrame) -> str:
         else f"{format_count(n, 'CPU page fault')}"
         for on_gpu, n, total in sums.reverse().iter_rows()
     ]
-    return "".join(f"; {text}" for text in texts)
+    return "; ".join(texts)
 
 
 def _pageable(result: Transfers) -> str:
