@@ -311,6 +311,27 @@ def test_operators_of_tensorflow_run_on_any_thread_of_its_pool(tmp_path: Path) -
     assert "tf.data" in one.advice
 
 
+@pytest.mark.parametrize("call", ["xla_python_gpu_callback", "xla_ffi_python_gpu_callback"])
+def test_callbacks_of_a_jitted_function_run_on_another_thread(tmp_path: Path, call: str) -> None:
+    host = {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}
+    events = [DEVICE, STREAM, host]
+    for number in range(4):
+        at, link = 1000.0 * number, {"correlation_id": str(number)}
+        for name, pid, tid, start, dur in (
+            ("fusion", 1, 7, 410, 590),
+            ("$train.py:9 main", 701, 2, 0, 999),
+            ("PjitFunction(train_step)", 701, 2, 1, 990),
+            ("cuLaunchKernel", 701, 2, 402, 5),
+            (call, 701, 3, 2, 395),
+            ("$callbacks.py:31 log_activations", 701, 3, 3, 390),
+        ):
+            event = {"pid": pid, "tid": tid, "dur": dur}
+            linked = link if tid == 7 or name == "cuLaunchKernel" else {}
+            events.append(slice_(name, at + start, **linked) | event)
+    one = ta.diagnose(written(tmp_path, [*events, {}])).findings[0]
+    assert (one.id, "callbacks.py:31" in one.title) == ("host-code", True)
+
+
 def test_steps_without_any_gpu(tmp_path: Path) -> None:
     host = {**DEVICE, "pid": 701, "args": {"name": "/host:CPU"}}
     step = {**slice_("train", step_num="2"), "pid": 701}

@@ -508,10 +508,10 @@ def _launching(calls: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
 def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return the threads that provide what others launch: unit, pid, tid.
 
-    Those in which TensorFlow waits for data, its pool, which runs operators on any thread, and the
-    one with most Python if those that launch have none (JAX).
+    Those in which TensorFlow waits for data or XLA calls Python, TensorFlow's pool, which runs
+    operators on any thread, and the one with most Python if those that launch have none (JAX).
     """
-    waits = _host_slices(trace, named(trace.names, [causes.NEXT_ELEMENT]))[_LANE]
+    waits = _host_slices(trace, named(trace.names, [causes.NEXT_ELEMENT, causes.CALLBACK]))[_LANE]
     pool = trace.lanes.filter(pl.col("label").str.starts_with(_TF_POOL))[_LANE]
     waits = pl.concat([waits, pool], how="vertical_relaxed").unique()
     waiting = threads[["unit", "pid"]].unique().join(waits, on="pid", nulls_equal=True)
@@ -552,7 +552,9 @@ def _unlinked(trace: Trace) -> pl.DataFrame:
     if operators.height:
         return operators
     # JAX: Python runs on the main thread and on that of callbacks
-    known = (pl.col("kind") == "python_function") | named(trace.names, [causes.NEXT_ELEMENT])
+    known = (pl.col("kind") == "python_function") | named(
+        trace.names, [causes.NEXT_ELEMENT, causes.CALLBACK]
+    )
     return _host_slices(trace, known)[[*_LANE]].unique()
 
 
