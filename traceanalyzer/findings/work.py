@@ -7,12 +7,13 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
 from traceanalyzer.analyzers.info.compute import Info
-from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, LeafPaths, by_line
+from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths, by_line
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings import memory, straggling
 from traceanalyzer.findings.rule import Answers, Measured, rule
@@ -263,12 +264,9 @@ def _summed(
 def _with_saves(result: LeafPaths) -> pl.DataFrame:
     """Return the paths, and whether their leaf (if it runs) or their line mostly ``saves``."""
     calls = pl.col("calls").str.contains(_SAVES)
-    lines = result.lines.filter(calls).select("name", "path", "line").unique()
-    lines = lines.rename(dict(zip(lines.columns, LIBRARY, strict=True)))
-    of_line = lines.with_columns(of_line=True)
-    rows = result.paths.join(
-        of_line, on=LIBRARY, how="left", nulls_equal=True, maintain_order="left"
-    )
+    named = [pl.col(one).alias(two) for one, two in zip(PATH, LIBRARY, strict=True)]
+    lines = result.lines.filter(calls).select(*named, of_line=True).unique()
+    rows = left_join(result.paths, lines, LIBRARY)
     leaf = pl.format("{} ({}", "name", pl.col("path").fill_null("")).str.contains(_SAVES)
     return rows.with_columns(
         saves=(leaf & pl.col("doing").is_null()) | pl.col("of_line").is_not_null()
@@ -299,8 +297,7 @@ def _checkpoints(result: LeafPaths, rows: pl.DataFrame, running: float) -> Itera
 
 def _compiles(result: LeafPaths) -> Iterator[Measured]:
     """Yield the samples in which code is compiled at run time, with the line that takes most."""
-    is_compiler = pl.col("activity") == COMPILES
-    for row in result.activities.filter(is_compiler).iter_rows(named=True):
+    for row in result.activities.filter(activity=COMPILES).iter_rows(named=True):
         share = row["samples"] / result.total_samples
         yield Measured(
             size=share,
