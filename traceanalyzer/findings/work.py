@@ -6,8 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.columns import largest_first
-from traceanalyzer.analyzers.common.columns import left_join
+from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
