@@ -81,8 +81,8 @@ _LOADING = (
 #: TensorFlow: the operator in which a graph waits for the next element of a dataset, and stages of
 #: tf.data (``Iterator::Root::Prefetch``).
 NEXT_ELEMENT = r"^IteratorGetNext(?:$|[A-Z:])"
-#: XLA: a call of Python from a jitted function (jax.debug, io_callback), on any thread.
-CALLBACK = r"^xla_(?:ffi_)?python_\w*callback"
+#: That, and a call of Python from code of XLA (jax.debug, io_callback): both on any thread.
+GIVE_WORK = (NEXT_ELEMENT, r"^xla_(?:ffi_)?python_\w*callback")
 
 #: Slices in which a thread waits for its data loader: PyTorch's annotation of the iterator, modules
 #: of known loaders in a Python stack, and functions and ranges with names such as load_batch.

@@ -511,7 +511,7 @@ def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     Those in which TensorFlow waits for data or XLA calls Python, TensorFlow's pool, which runs
     operators on any thread, and the one with most Python if those that launch have none (JAX).
     """
-    waits = _host_slices(trace, named(trace.names, [causes.NEXT_ELEMENT, causes.CALLBACK]))[_LANE]
+    waits = _host_slices(trace, named(trace.names, causes.GIVE_WORK))[_LANE]
     pool = trace.lanes.filter(pl.col("label").str.starts_with(_TF_POOL))[_LANE]
     waits = pl.concat([waits, pool], how="vertical_relaxed").unique()
     waiting = threads[["unit", "pid"]].unique().join(waits, on="pid", nulls_equal=True)
@@ -552,9 +552,7 @@ def _unlinked(trace: Trace) -> pl.DataFrame:
     if operators.height:
         return operators
     # JAX: Python runs on the main thread and on that of callbacks
-    known = (pl.col("kind") == "python_function") | named(
-        trace.names, [causes.NEXT_ELEMENT, causes.CALLBACK]
-    )
+    known = (pl.col("kind") == "python_function") | named(trace.names, causes.GIVE_WORK)
     return _host_slices(trace, known)[[*_LANE]].unique()
 
 
