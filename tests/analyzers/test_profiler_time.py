@@ -75,7 +75,7 @@ FIXES = [
     ("checkpoint", "base", "checkpoints", 0.02),
     ("launches", "launches-fixed", "launch-bound", 0.05),
     ("decode", "decode-fixed", "launch-bound", 0.06),
-    ("empty-cache", "base", "memory-management", 0.06),
+    ("empty-cache", "base", "memory-management", 0.05),
     ("decode-cat", "decode-static", "launch-bound", 0.02),
     ("dlrm-copies", "dlrm", "batch-copies", 0.2),  # the fix removes launches, too
     ("dlrm-tables", "dlrm", "tensor-loop", 0.27),  # the same

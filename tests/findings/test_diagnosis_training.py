@@ -243,11 +243,11 @@ REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_f32_RING_LL(ncclDevComm*)"
 )
 def test_repeated_reduction(ddp: bool, kernel: str) -> None:
     traces = [accumulating(rank, (1, 1, 1), ddp, kernel=kernel) for rank in range(2)]
-    (one,) = judged("repeated-reduction", *traces)
-    assert one.total_ns == len(traces) * 2 * 2 * MS
+    by_id = {one.id: one for one in ta.diagnose(traces).findings}
+    one = by_id["repeated-reduction"]
+    assert one.cost_ns == 2 * MS
     assert "3 times" in one.title
-    (rest,) = (one for one in ta.diagnose(traces).findings if one.id == "exposed-communication")
-    assert rest.cost_ns == MS, "no time counts twice"
+    assert by_id["exposed-communication"].cost_ns == MS, "no time counts twice"
     if kernel == ALL_REDUCE:
         check_wording(one.title, *one.evidence)
 

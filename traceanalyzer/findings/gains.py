@@ -48,10 +48,10 @@ from traceanalyzer.units import format_frac, format_ns
 _AS_MUCH = 1.05
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
-#: Rules about transfers.
-_TRANSFERS = {
-    EXPOSED_ID, "collective-outliers", "slow-link", "slow-collectives", "repeated-reduction",
-}  # fmt: skip
+#: Rules about transfers of which no other rank shows that the host waits for them.
+_TRANSFERS = {EXPOSED_ID, "collective-outliers"}
+#: Rules about transfers that take too long.
+_OF_LINKS = {*_TRANSFERS, "slow-link", "slow-collectives", "repeated-reduction"}
 #: Rules about settings whose kernels and waits are gone without them.
 _SETTINGS = ("anomaly-detection", "kernel-tuning")
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.
@@ -359,8 +359,8 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     reasons = {
         "the cost is the mean of all GPUs, but a step ends with the slowest one":
             time.windows.n_unique(DEVICE) > 1,
-        "the next transfer starts earlier if an overlapped one is shorter": larger & _TRANSFERS,
-        "a host that does not wait launches later work earlier": larger - _TRANSFERS,
+        "the next transfer starts earlier if an overlapped one is shorter": larger & _OF_LINKS,
+        "a host that does not wait launches later work earlier": larger - _OF_LINKS,
     }  # fmt: skip
     if larger:
         texts.append(f"A gain can exceed the cost: {'; '.join(filter(reasons.get, reasons))}.")

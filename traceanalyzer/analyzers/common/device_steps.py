@@ -126,10 +126,12 @@ _MISSING = 10
 def _with_sampling(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the steps; those of an inference engine end with the last launch before the next."""
     of_engine = step_marks.with_phases(steps[["step"]])["phase"].is_not_null()
+    if not of_engine.any():
+        return steps
     rows = launch_rows(trace, device_work(trace))
     calls = trace.events[["pid", "ts", "dur"]][rows[rows != nesting.ROOT]]
     calls = calls.filter(pl.col("pid").eq_missing(steps["pid"][0])).sort("ts")
-    if not of_engine.any() or calls.is_empty():
+    if calls.is_empty():
         return steps
     start, end = (steps[name].to_numpy() for name in ("host_start", "host_end"))
     usual = int(np.median(start[1:] - end[:-1])) if steps.height > 1 else 0

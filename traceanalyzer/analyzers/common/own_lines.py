@@ -104,7 +104,7 @@ def starts_process(texts: pl.DataFrame) -> intervals.Bools:
 def doing(
     tree: CallTree, node: intervals.Ints, background: intervals.Bools | None = None
 ) -> pl.Series:
-    """Return what a sample does instead of running code: it waits, imports, or compiles.
+    """Return what a sample does instead of running code: wait, import, compile, or have no frame.
 
     Null for code that runs, but in background threads (a mask of the samples). A sample waits if
     its innermost function does, or the innermost one that is not native; below a wait for another

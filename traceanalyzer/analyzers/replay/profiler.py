@@ -58,7 +58,8 @@ def share(trace: Trace, calls: pl.DataFrame) -> pl.Series:
         times = trace.events[["kind", "name", "ts", "dur"]].filter(one)["ts"]
         cost[main.to_numpy()] += each_ns * units * _between(times, since, start)
     cost += each_ns * main.to_numpy()  # the call itself
-    return (pl.Series(cost) / (calls["launch_ns"] + calls["code_ns"]).clip(1)).clip(0, _MOST_FRAC)
+    spent = calls.select(pl.sum_horizontal("launch_ns", "code_ns", "loader_ns").clip(1)).to_series()
+    return (pl.Series(cost) / spent).clip(0, _MOST_FRAC)
 
 
 def _empty_ns(operators: pl.DataFrame) -> float:

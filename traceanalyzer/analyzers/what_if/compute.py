@@ -128,10 +128,11 @@ def _verdict(result: WhatIf) -> str:
 def _of_changes(result: WhatIf) -> str:
     steps = result.steps.filter(pl.col("run") == "recorded").height
     taken = format_ns(result.recorded_ns)
-    counted = f"mean of {result.sampled or steps}"
-    counted += " after the first" * (not (result.one_by_one or result.sampled))
-    counted += f", about {format_ns(result.replayed_ns)} without the profiler" * result.profiled
-    step = f"A step takes {taken} ({counted})." if steps > 1 else f"The run takes {taken}."
+    mean = f"mean of {result.sampled or steps}"
+    mean += " after the first" * (not (result.one_by_one or result.sampled))
+    profiled = f"about {format_ns(result.replayed_ns)} without the profiler" * result.profiled
+    of = ", ".join(filter(None, [mean * (steps > 1), profiled]))
+    step = f"{'A step' if steps > 1 else 'The run'} takes {taken}{f' ({of})' if of else ''}."
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
     if result.given:
         if rows:
