@@ -8,7 +8,7 @@ import traceanalyzer
 from traceanalyzer.analyzers import registry
 
 PACKAGE = Path(traceanalyzer.__file__).parent
-_HEAD = "# Written by `make docs` from the lists in __init__.py and analyzers/registry.py.\n\n"
+_HEAD = "# Written by `make docs` from the lists in __init__.py and analyzers/commands.toml.\n\n"
 
 
 def names() -> str:

@@ -1,4 +1,4 @@
-# Written by `make docs` from the lists in __init__.py and analyzers/registry.py.
+# Written by `make docs` from the lists in __init__.py and analyzers/commands.toml.
 
 from traceanalyzer.analyzers.annotations.compute import annotations as annotations
 from traceanalyzer.analyzers.annotations.result import Annotations as Annotations

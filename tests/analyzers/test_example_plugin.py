@@ -191,7 +191,7 @@ def test_page_quotes_the_files(name: str, request: pytest.FixtureRequest) -> Non
         assert text[start:end] == _quote(name), "run: make bless"
 
 
-ENTRY = re.compile(r"^   (Entry\(\n.*?^   \))$", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(r"^   (\[analyzers\.jitter\]\n.*?)^   ```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -205,10 +205,10 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     shutil.copy(EXAMPLE / "traceanalyzer_example" / "jitter.py", analyzers)
     entry = ENTRY.search(PAGE.read_text())
     assert entry
-    registry = (analyzers / "registry.py").read_text()
-    last = '        Entry(\n            "info",'
-    assert registry.count(last) == 1
-    (analyzers / "registry.py").write_text(registry.replace(last, f"        {entry[1]},\n{last}"))
+    commands = (analyzers / "commands.toml").read_text()
+    last = "[analyzers.info]\n"
+    assert commands.count(last) == 1
+    (analyzers / "commands.toml").write_text(commands.replace(last, f"{entry[1]}\n{last}"))
     return {"PYTHONPATH": str(tree)}
 
 

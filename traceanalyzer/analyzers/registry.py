@@ -1,18 +1,21 @@
 """The registry of all commands: analyzers, and tools that write or serve.
 
-Commands, Python functions, public names, methods of ``Trace``, sections of a report and the
-reference are generated from it. It contains names and texts only: modules are imported on use.
+``commands.toml`` has the list. Commands, Python functions, public names, methods of ``Trace``,
+sections of a report and the reference are generated from it. It contains names and texts only:
+modules are imported on use.
 """
 
 from __future__ import annotations
 
 import sys
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
 from traceanalyzer.errors import PluginError
@@ -106,7 +109,7 @@ class Entry(Command):
         hidden: whether the analyzer is only used by others, without a command or function.
         one_file: function, options, analyzer and result are all in ``module``.
         variants: analyzers that are options of the command (``memory --oom``) with a function each
-            (``memory_oom``), in modules of the package, and their sections in a report.
+            (``memory_oom``), in modules of the package, and their sections in a report, or "".
         helpers: hidden analyzers in modules of the package.
         package: package that adds the analyzer; empty for a built-in one.
     """
@@ -119,7 +122,7 @@ class Entry(Command):
     options: str = ""
     hidden: bool = False
     one_file: bool = False
-    variants: Mapping[str, str | None] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
     helpers: tuple[str, ...] = ()
     package: str = ""
 
@@ -140,10 +143,10 @@ class Entry(Command):
     def expanded(self) -> Iterator[Entry]:
         """Yield the entry, and those of the other analyzers of its package."""
         yield self
-        for name, section in (*self.variants.items(), *((name, None) for name in self.helpers)):
+        for name, section in (*self.variants.items(), *((name, "") for name in self.helpers)):
             yield Entry(
                 f"{self.name}_{name}",
-                section=section,
+                section=section or None,
                 command=f"{self.command} --{name}" if name in self.variants else "",
                 module=self.module,
                 code=f"{self.module}.{name}",
@@ -169,318 +172,19 @@ class Entry(Command):
         return function
 
 
-#: Commands that write or serve.
-TOOLS = (
-    Command(
-        "diagnose",
-        "Find performance problems and their cost.",
-        group="Start here",
-        examples=("run/", "run/ --fail-on critical"),
-        module="traceanalyzer.findings",
-        functions=("diagnose",),
-        result="result:Diagnosis",
-        method=True,
-        cli="job",
-    ),
-    Command(
-        "report",
-        "Write one HTML page with all analyses, problems first.",
-        group="Start here",
-        examples=("run/ -o report.html", "run/ --since 10s --until 20s -o report.html"),
-        functions=("report",),
-        method=True,
-        cli="job",
-    ),
-    Command(
-        "merge",
-        "Write all ranks to one timeline for Perfetto, clocks aligned.",
-        examples=("run/ -o run.pftrace", "run/ --around straggler -o straggler.pftrace"),
-        functions=("merge",),
-        result="Merged",
-    ),
-    Command(
-        "view",
-        "Show all ranks in Perfetto, at the first finding.",
-        examples=("run/", "run/ --around straggler --no-open"),
-        cli="merge",
-    ),
-    Command(
-        "demo",
-        "Write a small recording and its report, to try the program.",
-        group="Start here",
-        examples=("demo/", "demo/ --force"),
-        cli="job",
-    ),
-    Command(
-        "query",
-        "Select rows from the tables of all files with SQL.",
-        examples=(
-            'run/ "select name, sum(dur) from events group by name order by 2 desc"',
-            'run/ "select * from collectives" --rank 5 -o collectives.csv',
-        ),
-        functions=("query",),
-        result="QueryResult",
-        method=True,
-        cli="files",
-    ),
-    Command(
-        "summarize",
-        "Write the measured parts of each rank, to combine them without the files.",
-        examples=("run/ -o sums/", "run/ -o sums/ --shard 3/64"),
-        functions=("summarize",),
-        result="Summarized",
-        cli="files",
-    ),
-    Command(
-        "mcp",
-        "Serve the analyses as tools for language models (MCP).",
-        examples=("--root runs/", "--root runs/ --root dumps/"),
-        cli="files",
-    ),
-    Command(
-        "gate",
-        "Check a run against budgets, for CI.",
-        group="Start here",
-        examples=("budgets.toml run/", "budgets.toml run/ -o gate.md --junit gate.xml"),
-        module="traceanalyzer.tools.budgets",
-        functions=("check_budgets",),
-        result="Budgets",
-        cli="job",
-    ),
-    Command(
-        "baseline",
-        "Save runs by name, to compare later runs with baseline:NAME.",
-        examples=("save main run/", "list"),
-        module="traceanalyzer.tools.baselines",
-        functions=("list_baselines", "save_baseline"),
-        result="Baselines",
-        cli="files",
-    ),
-    Command(
-        "convert",
-        "Convert to Parquet, Chrome JSON (Perfetto) or SQLite.",
-        examples=("run/ -o parquet/", "training.sqlite -o training.json.gz"),
-        functions=("convert",),
-        cli="files",
-    ),
-)
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a command in ``commands.toml``."""
+    return {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
 
+
+_COMMANDS = tomllib.loads((get_data("traceanalyzer.analyzers", "commands.toml") or b"").decode())
+#: Commands that write or serve.
+TOOLS = tuple(Command(name, **_fields(values)) for name, values in _COMMANDS["tools"].items())
 #: All built-in analyzers by name, in the order of a report.
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
-    for package in (
-        Entry(
-            "timeline",
-            "What each GPU does over time, all ranks on one axis.",
-            group="Start here",
-            examples=("run/", "run/ -o timeline.html"),
-            section="Timeline",
-            plot="states of all devices over time",
-            result="",
-        ),
-        Entry(
-            "steps",
-            "Step times, and the causes of slow steps.",
-            examples=("run/", "run/ --rank 5 --plot steps.svg"),
-            section="Steps",
-            plot="step times and their parts",
-        ),
-        Entry(
-            "requests",
-            "Latency of requests to an inference engine: queue, prefill, decode.",
-            examples=("bench.json", "spans.json trace/ -o requests.html"),
-            plot="parts of the slowest requests, and time to first token",
-        ),
-        Entry(
-            "gpu_idle",
-            "GPU idle time by cause: data loading, synchronisation, launches.",
-            examples=("run/", "run/ --rank 5 --by step"),
-            section="Idle time",
-            plot="idle time by cause, per step and over time,",
-        ),
-        Entry(
-            "comm_outliers",
-            "Outliers of communication, and stragglers.",
-            group="Communication",
-            examples=("run/", "run/ --baseline isolated/"),
-            section="Communication",
-            plot="durations and arrival skew",
-        ),
-        Entry(
-            "hang",
-            "Find the rank that a hanging job waits for, from Flight Recorder dumps.",
-            group="Communication",
-            examples=("dumps/", "dumps/ stacks/ -o hang.html"),
-            plot="collectives by rank and sequence number",
-        ),
-        Entry(
-            "overlap",
-            "Overlapped and exposed communication.",
-            group="Communication",
-            examples=("run/", "run/ --by step"),
-            section="Overlap",
-            plot="time breakdown and busy time per device",
-        ),
-        Entry(
-            "what_if",
-            "What a fix would gain: the run replayed with changes.",
-            group="Start here",
-            examples=("run/", "run/ --free data-loading --scale 'gemm=2'"),
-            code="traceanalyzer.findings.what_if",
-            plot="gain of each change",
-            result="compute:WhatIf",
-            helpers=("replay",),
-        ),
-        Entry(
-            "critical_path",
-            "What the run waited for at each moment: the longest path through all ranks.",
-            examples=("run/", "run/ --top all"),
-            plot="classes on the longest path",
-            one_file=True,
-            options="traceanalyzer.analyzers.what_if:PathOptions",
-        ),
-        Entry(
-            "launches",
-            "Launch delays, launch queue, launch-bound phases.",
-            examples=("run/", "rank0.json.gz --plot launches.svg"),
-            section="Launches",
-            plot="launch queue over time and launch delays",
-        ),
-        Entry(
-            "operators",
-            "Self and total time of each operator, on host and device.",
-            examples=("run/", "run/ --sort self_host --columns operator,calls,self_host"),
-            section="Operators",
-            plot="operators with the highest self time",
-        ),
-        Entry(
-            "kernels",
-            "Kernel time by family and name.",
-            examples=("run/", "run/ --sort names.n --columns names.kernel,n,total"),
-            section="Kernels",
-            plot="device work by family, kernels with the highest total time",
-        ),
-        Entry(
-            "efficiency",
-            "FLOP/s, bandwidth and MFU against the peaks of the GPU.",
-            examples=("run/", "run/ --peak bf16=989.4 --bandwidth 3350"),
-            section="Efficiency",
-            plot="operators by time above the roof",
-        ),
-        Entry(
-            "roofline",
-            "FLOP/s over arithmetic intensity of kernels (Nsight Compute) or operators.",
-            examples=("report.csv -o roofline.html", "run/ --peak bf16=989.4 --bandwidth 3350"),
-            plot="FLOP/s over arithmetic intensity with the roofs",
-            result="",
-        ),
-        Entry(
-            "annotations",
-            "Host time and device work of annotated ranges.",
-            examples=("run/", "run/ --name forward"),
-            section="Annotations",
-            plot="device work and host time by annotation",
-        ),
-        Entry(
-            "cuda_api",
-            "Host time of CUDA calls, and which calls block the host.",
-            examples=("run/", "rank0.json.gz --since 1s --until 2s"),
-            section="CUDA calls",
-            plot="calls with the highest total time",
-        ),
-        Entry(
-            "transfers",
-            "Copies and memsets: size, bandwidth, overlap with kernels.",
-            examples=("run/", "rank0.json.gz --to json"),
-            section="Copies",
-            plot="time and bandwidth by size",
-        ),
-        Entry(
-            "host_metrics",
-            "CPU, memory, disk, network and other counters.",
-            examples=("run/", "run/ --counter cpu"),
-            section="Host",
-            plot="counters over time",
-        ),
-        Entry(
-            "modules",
-            "Time, memory and FLOPs of each nn.Module, forward and backward.",
-            group="Code",
-            examples=("run/ -o modules.html", "run/ --depth 2"),
-            section="Modules",
-            plot="modules with the highest self time",
-        ),
-        Entry(
-            "py_spy_report",
-            "Lines of your code by sampled time.",
-            group="Code",
-            examples=("profile.raw.txt", "profile.raw.txt --library-name torch --top all"),
-            section="Code",
-            result="LeafPaths",
-            cli="analyses",
-        ),
-        Entry(
-            "flamegraph",
-            "Flame graph of sampled stacks or nested slices.",
-            group="Code",
-            examples=("profile.raw.txt -o profile.svg", "rank0.json.gz --inverted -o rank0.html"),
-            section="Flame graph",
-            result="FlameGraph",
-            cli="analyses",
-        ),
-        Entry(
-            "memory",
-            "GPU memory: peak, out-of-memory errors, leaks.",
-            group="Memory",
-            examples=("snapshot.pickle -o memory.html", "snapshot.pickle --oom"),
-            section="Memory",
-            plot="memory over time by category",
-            result="result:Memory diff:MemoryDiff growth:MemoryGrowth oom:MemoryErrors",
-            options="traceanalyzer.analyzers.memory:MemoryOptions",
-            variants={"oom": "Out of memory", "growth": "Memory growth", "diff": None},
-            helpers=("usage",),
-            cli="analyses",
-        ),
-        Entry(
-            "printed",
-            "Tables that PyTorch and DeepSpeed print, in files and job logs.",
-            group="Files",
-            examples=("job.log", "job.log --peak bf16=989.4"),
-            section="Printed tables",
-            plot="step times, operators, modules and memory",
-        ),
-        Entry(
-            "info",
-            "Contents of files, and dropped events.",
-            group="Files",
-            examples=("run/", "rank0.json.gz --to json"),
-            section="Files",
-            code="traceanalyzer.analyzers.info.quick",
-            result="compute:Info",
-            cli="job",
-        ),
-        Entry(
-            "scaling",
-            "Speed-up and parallel efficiency of runs on more GPUs.",
-            group="Files",
-            examples=("run4/ run8/ run16/", "run4/ run8/ --weak"),
-            plot="the speed-up and the parts of a step",
-            method=False,
-        ),
-        Entry(
-            "diff",
-            "Compare two runs: regressions and their location.",
-            group="Files",
-            examples=("before/ after/", "before/ after/ --fail-on-regression 5"),
-            plot="steps of both runs and the largest changes",
-            result="result:Diff series:DiffSeries",
-            code="traceanalyzer.analyzers.diff.series",
-            functions=("diff_runs", "diff_series"),
-            method=False,
-            cli="analyses",
-        ),
-    )
-    for entry in package.expanded()
+    for name, values in _COMMANDS["analyzers"].items()
+    for entry in Entry(name, **_fields(values)).expanded()
 }
 
 #: Public names of all commands, with their modules.
