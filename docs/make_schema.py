@@ -14,7 +14,7 @@ PAGE = Path(__file__).with_name("schema.md")
 INTRODUCTION = """\
 # The tables
 
-<!-- Generated from traceanalyzer/schema.py by `make docs`; edit that file, not this one. -->
+<!-- Generated from traceanalyzer/schema.toml by `make docs`; edit that file, not this one. -->
 
 Every parser writes these tables and every analysis reads them; `traceanalyzer.read(path)` returns
 them as polars frames (`trace.events`, `trace.launch_configs`, ...), and `traceanalyzer convert`

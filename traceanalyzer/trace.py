@@ -441,14 +441,13 @@ def from_rows(
         row if isinstance(row, Mapping) else dict(zip(columns, row, strict=True)) for row in rows
     ]
     names = dict.fromkeys(name for record in records for name in record)
-    if unknown := [name for name in names if name not in {c.name for c in schema.EVENTS}]:
+    if unknown := [name for name in names if name not in schema.types("events", names)]:
         raise ValueError(f"events have no column {unknown[0]!r}")
     given = {name: [record.get(name) for record in records] for name in names}
     given.setdefault("rank", [meta.rank] * len(records))
     events = pl.DataFrame(
-        pl.Series(c.name, given.get(c.name, [None] * len(records)), strict=False).cast(c.dtype)
-        for c in schema.EVENTS
-        if not c.on_request or c.name in given
+        pl.Series(name, given.get(name, [None] * len(records)), strict=False).cast(dtype)
+        for name, dtype in schema.types("events", given).items()
     )
     start = events["ts"].min() if meta.start_ns is None else meta.start_ns
     dated = replace(meta, start_ns=start if isinstance(start, int) else None)
@@ -462,7 +461,7 @@ def issue_rows(
     rows = [(*issue, rank) for issue in issues]
     if not rows:
         return schema.empty("issues")
-    return pl.DataFrame(rows, schema={c.name: c.dtype for c in schema.ISSUES}, orient="row")
+    return pl.DataFrame(rows, schema=schema.types("issues"), orient="row")
 
 
 _FIELDS = {f.name for f in fields(Trace) if f.init} - {"sources"}

@@ -835,7 +835,6 @@ def _combined(dumps: dict[int, Any]) -> Hang:
 
 def _traces(dumps: dict[int, Any]) -> Sequence[ta.Trace]:
     """Traces of dumps, without files."""
-    from traceanalyzer import schema
     from traceanalyzer.parsers.flight_recorder import reader
     from traceanalyzer.parsers.tables import as_table
     from traceanalyzer.vocabulary import FLIGHT_RECORDER
@@ -852,8 +851,8 @@ def _traces(dumps: dict[int, Any]) -> Sequence[ta.Trace]:
             ta.Trace(
                 (meta,),
                 stacks=stacks.table(),
-                process_groups=as_table(groups, schema.PROCESS_GROUPS),
-                collective_records=as_table(records, schema.COLLECTIVE_RECORDS),
+                process_groups=as_table(groups, "process_groups"),
+                collective_records=as_table(records, "collective_records"),
             )
         )
     return traces

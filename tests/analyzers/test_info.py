@@ -12,6 +12,7 @@ from traceanalyzer import info, schema
 from traceanalyzer.analyzers.info import Options
 from traceanalyzer.analyzers.info.compute import measure
 from traceanalyzer.errors import InputError, UnreadableFile
+from traceanalyzer.parsers.tables import as_table
 from traceanalyzer.render.table import render
 from traceanalyzer.trace import Device, Meta, Trace, concat, issue_rows
 from traceanalyzer.units import format_ranges
@@ -32,13 +33,8 @@ def _trace(rank=0, *, lost=(), host_run=False, **meta):
     given = pl.DataFrame(rows, schema=["ts", "dur", "kind", "name"], orient="row")
     on_device = pl.col("kind").is_in(["kernel", "gpu_user_annotation"])
     frame = given.with_columns(rank=rank, device=pl.when(on_device).then(0))
-    columns = [
-        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-        for c in schema.EVENTS
-        if not c.on_request
-    ]
     source = Meta(f"run/rank{rank}.json", "chrome-trace", rank=rank, **meta)
-    return Trace((source,), frame.select(columns), issues=issue_rows(lost, rank))
+    return Trace((source,), as_table(frame, "events"), issues=issue_rows(lost, rank))
 
 
 def test_one_file():
@@ -60,13 +56,8 @@ def test_last_sample_extends_by_its_weight(unit, span):
     """Weights that are times extend samples; NaN has no duration."""
     rows = [(0, "sample", 10.0), (8, "sample", 7.4), (10, "sample", float("nan"))]
     frame = pl.DataFrame(rows, schema=["ts", "kind", "weight"], orient="row")
-    columns = [
-        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-        for c in schema.EVENTS
-        if not c.on_request
-    ]
     source = Meta("x.speedscope.json", "speedscope", weight_unit=unit)
-    assert info([Trace((source,), frame.select(columns))]).contents["span_ns"].item() == span
+    assert info([Trace((source,), as_table(frame, "events"))]).contents["span_ns"].item() == span
 
 
 def test_instants_are_not_steps_and_annotations_not_communication():

@@ -45,7 +45,7 @@ def allocated(ts: int, size: int, **more: Any) -> dict[str, Any]:
 def with_memory(recorded: Trace, device_types: Sequence[int | None]) -> Trace:
     """Return the trace with these device types of its ``[memory]`` instants, in order."""
     events = recorded.events.with_row_index("event").filter(pl.col("kind") == "cpu_instant_event")
-    types = {c.name: c.dtype for c in schema.MEMORY_TOTALS}
+    types = schema.types("memory_totals")
     rows = {"event": events["event"], "device_type": list(device_types)}
     unknown = ("allocated_bytes", "reserved_bytes", "free_bytes")
     nothing = dict.fromkeys(unknown, [None] * len(device_types))

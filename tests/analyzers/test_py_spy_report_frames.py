@@ -37,7 +37,7 @@ def trees(draw: st.DrawFn) -> list[Node]:
 
 
 def parsed(nodes: list[Node], options: Options) -> Frames:
-    types = {column.name: column.dtype for column in schema.STACKS}
+    types = schema.types("stacks")
     values = dict(zip(("parent", "name", "file", "line"), zip(*nodes, strict=True), strict=True))
     columns = {name: values.get(name, [None] * len(nodes)) for name in types}
     stacks = pl.DataFrame(columns, schema=types)

@@ -88,7 +88,7 @@ ASKED = {
 def with_no_shapes(meta):
     """Return a trace with an empty column of input shapes."""
     trace = with_a_range(meta)
-    column = next(c for c in schema.EVENTS if c.name == "input_dims")
+    column = next(c for c in schema.TABLES["events"] if c.name == "input_dims")
     return replace(
         trace, events=trace.events.with_columns(pl.lit(None, column.dtype).alias(column.name))
     )

@@ -71,7 +71,7 @@ def test_skill_names_every_tool() -> None:
 def test_tables_of_query_are_described() -> None:
     description = tools()["query"].description
     assert all(name in description for name in schema.TABLES)
-    assert all(column.name in description for column in schema.EVENTS)
+    assert all(column.name in description for column in schema.TABLES["events"])
 
 
 def test_other_tables_are_counted_only() -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 import polars as pl
 from polars.exceptions import PolarsError
 
-from traceanalyzer import schema
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
@@ -197,7 +196,7 @@ def _table(form: str, rows: pl.DataFrame, run: str) -> pl.DataFrame:
         is_cut=pl.lit(value=False),
         line=pl.col("row").cast(pl.Int64) + 1,
     )
-    return as_table(filled, schema.AGGREGATES).sort("row", "metric")
+    return as_table(filled, "aggregates").sort("row", "metric")
 
 
 FORMAT: Format = Format(

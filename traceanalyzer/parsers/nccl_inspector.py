@@ -257,8 +257,6 @@ def _aggregates(recorded: _Recorded, ranks: dict[tuple[str, int], int | None]) -
     """Return the table ``aggregates``."""
     import polars as pl
 
-    from traceanalyzer import schema
-
     names = [one.name for one in recorded.series]
     ranks_of = [ranks[one.host, one.pid] for one in recorded.series]
     of_block = pl.DataFrame(
@@ -270,7 +268,7 @@ def _aggregates(recorded: _Recorded, ranks: dict[tuple[str, int], int | None]) -
         full = rows.join(of_block, on="block", how="left", maintain_order="left").with_columns(
             form=pl.lit(INSPECTOR_FORM), is_cut=pl.lit(value=False)
         )
-        return as_table(full, schema.AGGREGATES)
+        return as_table(full, "aggregates")
 
     numbers, texts = ("group_rank", "group_size", "pid"), ("group", "host", "timing")
     about = [
@@ -308,8 +306,6 @@ def _events(
     """Return collectives with times as kernels, with the columns of ``collectives``."""
     import polars as pl
 
-    from traceanalyzer import schema
-
     series = list(recorded.series)
     blocks = pl.DataFrame(
         {
@@ -345,8 +341,8 @@ def _events(
     rows = rows.sort("ts", "dur", descending=[False, True], maintain_order=True)
     rows = rows.with_row_index("event")
     return {
-        "events": as_table(rows, (one for one in schema.EVENTS if not one.on_request)),
-        "collectives": as_table(rows, schema.COLLECTIVES),
+        "events": as_table(rows, "events"),
+        "collectives": as_table(rows, "collectives"),
         "epoch_ns": epoch,
     }
 

@@ -62,7 +62,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         progress(source.size, source.size)
     if not rows:
         raise MalformedInput(source.path, "a report of Nsight Compute without kernels")
-    types = {column.name: column.dtype for column in schema.METRICS}
+    types = schema.types("metrics")
     frame = pl.DataFrame(rows, schema={name: types[name] for name in _COLUMNS}, orient="row")
     others = {name: pl.lit(None, types[name]) for name in ("host", "pid", "label")}
     full = frame.with_columns(launches=pl.lit(1, pl.Int64), **others)

@@ -396,8 +396,6 @@ def _table(runs: list[_Run]) -> pl.DataFrame:
     """Return the table ``aggregates``; starts are those since the first start of the run."""
     import polars as pl
 
-    from traceanalyzer import schema
-
     rows: list[tuple[Any, ...]] = []
     for block, run in enumerate(runs):
         place: tuple[Any, ...] = (block, None, None, run.line)
@@ -419,7 +417,7 @@ def _table(runs: list[_Run]) -> pl.DataFrame:
     }  # fmt: skip
     frame = pl.DataFrame(rows, schema=read_as, orient="row")
     full = frame.with_columns(form=pl.lit(REQUEST_FORM), is_cut=pl.lit(value=False))
-    return as_table(full, schema.AGGREGATES)
+    return as_table(full, "aggregates")
 
 
 FORMAT: Format = Format(

@@ -1,6 +1,6 @@
 """Tables that several formats need: events in order, and sampled stacks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -144,17 +144,17 @@ def sample_events(
         **more,
     }
     nothing: dict[str, pl.Expr | pl.Series] = {
-        c.name: pl.lit(None, dtype=c.dtype) for c in schema.EVENTS if not c.on_request
+        name: pl.lit(None, dtype) for name, dtype in schema.types("events").items()
     }
     frame = known.with_columns(**{**nothing, "pid": pl.col("pid"), "tid": pl.col("tid"), **given})
     return frame.select(*nothing)
 
 
-def as_table(frame: pl.DataFrame, columns: Iterable[schema.Column]) -> pl.DataFrame:
+def as_table(frame: pl.DataFrame, table: str, on_request: Container[str] = ()) -> pl.DataFrame:
     """Return the frame's columns in the schema's types and order; missing columns are null."""
     return frame.select(
-        (pl.col(c.name) if c.name in frame.columns else pl.lit(None)).cast(c.dtype).alias(c.name)
-        for c in columns
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in schema.types(table, on_request).items()
     )
 
 
@@ -199,7 +199,7 @@ def lanes_table(lanes: Lanes, rank: int | None) -> pl.DataFrame:
         (rank, *thread, name, None, None, thread in lanes.textual)
         for thread, name in lanes.threads.items()
     ]
-    return pl.DataFrame(rows, schema={c.name: c.dtype for c in schema.LANES}, orient="row")
+    return pl.DataFrame(rows, schema=schema.types("lanes"), orient="row")
 
 
 def _child_of(parent: int | None) -> str | None:

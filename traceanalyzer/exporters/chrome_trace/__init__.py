@@ -192,11 +192,10 @@ class JsonWriter:
         }
         empty = schema.empty("events").with_columns(args=pl.lit(None, pl.String))
         events = pl.DataFrame(values).cast({n: empty.schema[n] for n in values})
-        types = {column.name: column.dtype for column in schema.LANES}
         trace = Trace(
             (Meta(path=name, format=_FORMAT),),
             events=pl.concat([empty, events], how="diagonal"),
-            lanes=pl.DataFrame(lanes, schema=types, orient="row"),
+            lanes=pl.DataFrame(lanes, schema=schema.types("lanes"), orient="row"),
         )
         return self._keep(trace.with_rank(_GROUP_RANK), 0, open_flows)
 

@@ -369,19 +369,19 @@ class Assembler:
         for name in ("registers", "shared_memory"):
             raw[name] = slices.whole(name)[order]
         raw["local_memory"] = np.full(order.size, NULL)  # Kineto does not record it
-        types = {column.name: column.dtype for column in schema.LAUNCH_CONFIGS}
         known = {
             name: pl.when(pl.col(name) != (-1 if name[-2:] in _AXES else NULL)).then(name)
             for name in raw
         }
         return pl.DataFrame(raw).select(
-            known[name].cast(dtype, strict=False).alias(name) for name, dtype in types.items()
+            known[name].cast(dtype, strict=False).alias(name)
+            for name, dtype in schema.types("launch_configs").items()
         )
 
     def _collectives(self) -> pl.DataFrame:
         event = self.row_of[self.of.slices.whole("collective_rows")]
         columns = [pl.Series("event", event, dtype=pl.UInt32)]
-        for place, column in enumerate(schema.COLLECTIVES[1:]):
+        for place, column in enumerate(schema.TABLES["collectives"][1:]):
             values = [collective[place] for collective in self.of.collectives]
             if column.dtype == schema.NAME:
                 series = pl.Series(values, dtype=pl.String).cast(column.dtype)
@@ -412,7 +412,7 @@ class Assembler:
         ]
         if not rows:
             return schema.empty("counters")
-        types = {c.name: pl.String if c.dtype == schema.NAME else c.dtype for c in schema.COUNTERS}
+        types = schema.types("counters", plain=True)
         frame = pl.DataFrame(rows, schema=types, orient="row")
         from traceanalyzer.parsers.chrome_trace import producers
 
@@ -486,8 +486,7 @@ def _lane_table(
         )
         for (pid, tid), lane in lanes.items()
     ]
-    types = {c.name: c.dtype for c in schema.LANES}
-    return pl.DataFrame(rows, schema=types, orient="row").sort(
+    return pl.DataFrame(rows, schema=schema.types("lanes"), orient="row").sort(
         "pid", "tid", nulls_last=False, maintain_order=True
     )
 

@@ -71,8 +71,7 @@ def add_samples(
             leaf[int(row_of[row])] = stacks.row(frame)
         events = events.with_columns(stack=pl.Series(leaf, dtype=pl.UInt32))
     sampled = _samples(samples, selection, stacks, collected, rank)
-    types = {c.name: (pl.String if c.dtype == schema.NAME else c.dtype) for c in schema.STACKS}
-    table = pl.DataFrame(stacks.rows, schema=types, orient="row")
+    table = pl.DataFrame(stacks.rows, schema=schema.types("stacks", plain=True), orient="row")
     table = table.cast({"name": schema.NAME, "file": schema.NAME})
     lanes = frames["lanes"]
     if selection.wants("lane", None) and collected.labels:
@@ -107,8 +106,7 @@ def _samples(
                 "weight": _weight(sample),
             }
         )
-    types = {c.name: c.dtype for c in schema.EVENTS if not c.on_request}
-    return pl.DataFrame(rows, schema=types, orient="row")
+    return pl.DataFrame(rows, schema=schema.types("events"), orient="row")
 
 
 def _lane(sample: dict[str, Any], collected: Collected) -> tuple[int | None, int | None]:

@@ -199,7 +199,7 @@ def _launch_configs(events: pl.DataFrame) -> pl.DataFrame:
         shared_memory=shared[0].cast(pl.Int64) + shared[1].cast(pl.Int64),
         local_memory=None,
     )
-    return configs.cast({c.name: c.dtype for c in schema.LAUNCH_CONFIGS})
+    return configs.cast(schema.types("launch_configs"))
 
 
 def _collectives(events: pl.DataFrame) -> pl.DataFrame:
@@ -211,7 +211,7 @@ def _collectives(events: pl.DataFrame) -> pl.DataFrame:
     rows = kernels.select(
         "event", collective=_NAME.replace_strict(by_name, default=None, return_dtype=pl.String)
     ).drop_nulls("collective")
-    return as_table(rows, schema.COLLECTIVES)
+    return as_table(rows, "collectives")
 
 
 # --- ONNX Runtime --------------------------------------------------------------------------------

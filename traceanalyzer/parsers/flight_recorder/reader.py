@@ -264,8 +264,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
             ),
         ),
         stacks=stacks.table(),
-        process_groups=as_table(groups, schema.PROCESS_GROUPS),
-        collective_records=as_table(records, schema.COLLECTIVE_RECORDS),
+        process_groups=as_table(groups, "process_groups"),
+        collective_records=as_table(records, "collective_records"),
         issues=issue_rows(_issues(source, content, listed, rows, numbers), rank),
     )
 
@@ -498,7 +498,7 @@ class _Stacks:
     def table(self) -> pl.DataFrame:
         """Return the table of stacks."""
         tree = self._tree.tree(np.empty(0, np.uint32))
-        return as_table(stacks_table(tree, self._numbers), schema.STACKS)
+        return as_table(stacks_table(tree, self._numbers), "stacks")
 
 
 def _frame(fields: _Fields) -> Frame:
@@ -549,9 +549,9 @@ def _groups(top: _Fields, rows: Sequence[_Fields], numbers: _Numbers) -> pl.Data
         for name, group in groups.items():
             if name not in name_of.values():
                 group["last_enqueued"] = 0
-    types = {c.name: c.dtype for c in schema.PROCESS_GROUPS if c.name != "rank"}
-    plain = {n: pl.String if t == schema.NAME else t for n, t in types.items()}
-    return pl.DataFrame([{"group": name, **group} for name, group in groups.items()], schema=plain)
+    types = schema.types("process_groups", plain=True)
+    del types["rank"]
+    return pl.DataFrame([{"group": name, **group} for name, group in groups.items()], schema=types)
 
 
 # --- the file ----------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ def _events(
     both = both if order is None else both[order]
     free = both.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("event"), "free_bytes")
     totals = free.drop_nulls().with_columns(device_type=pl.lit(_CUDA))
-    return _as_table(both, "events"), _as_table(totals, "memory_totals")
+    return as_table(both, "events", both.columns), as_table(totals, "memory_totals")
 
 
 def _order(events: pl.DataFrame) -> Order | None:
@@ -153,11 +153,6 @@ def _order(events: pl.DataFrame) -> Order | None:
         return length[rows]
 
     return time_order(events["ts"].to_numpy(), lengths)
-
-
-def _as_table(frame: pl.DataFrame, table: str) -> pl.DataFrame:
-    columns = schema.TABLES[table]
-    return as_table(frame, [c for c in columns if not c.on_request or c.name in frame.columns])
 
 
 def _extra(reading: Snapshot, top: dict[str, int]) -> str | None:

@@ -68,7 +68,7 @@ def trace_of(
     """Return the trace with the metrics of a report, whose launches are numbered here."""
     for at, launch in enumerate(_launches(frames)):
         rows = frames[at].with_columns(launch=launch, rank=pl.lit(rank, pl.Int32))
-        frames[at] = as_table(rows, schema.METRICS)
+        frames[at] = as_table(rows, "metrics")
     metrics = pl.concat(frames, rechunk=False) if frames else schema.empty("metrics")
     frames.clear()
     meta = Meta(path=source.path, format=form, rank=rank, devices=_devices(metrics))
@@ -321,7 +321,7 @@ def _units_of(layout: Layout, first: pl.DataFrame, places: dict[str, int]) -> pl
 def _typed(rows: pl.DataFrame) -> pl.DataFrame:
     """Return all columns of the table but ``launch`` and ``rank``, in their types."""
     present: list[pl.Expr] = []
-    for column in schema.METRICS:
+    for column in schema.TABLES["metrics"]:
         name = column.name
         if name in ("launch", "rank"):
             continue

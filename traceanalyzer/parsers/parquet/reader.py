@@ -1,6 +1,6 @@
 """Reader of the Parquet files written by ``traceanalyzer.exporters.parquet``, and of any table."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -175,13 +175,13 @@ def _selected_events(
     file: pq.ParquetFile, selection: Selection, size: int, progress: Progress | None
 ) -> pl.DataFrame:
     """Return the selected rows, with their row number in the file as ``_row``."""
-    columns = [c for c in schema.EVENTS if not c.on_request or c.name in selection.columns]
-    stored = _stored(file, columns)
+    types = schema.types("events", selection.columns)
+    stored = _stored(file, "events", types)
     wanted = selection.rows()
-    parts = [pl.DataFrame(schema={"_row": pl.UInt32, **{c.name: c.dtype for c in columns}})]
+    parts = [pl.DataFrame(schema={"_row": pl.UInt32, **types})]
     first = 0
     for group in range(file.num_row_groups):
-        rows = _typed(file.read_row_group(group, columns=stored), columns)
+        rows = _typed(file.read_row_group(group, columns=stored), "events", types)
         typed = rows.with_row_index("_row", offset=first)
         parts.append(typed.filter(wanted) if wanted is not None else typed)
         first += rows.height
@@ -199,9 +199,8 @@ def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame
     first, length = file.places[name]
     if first < 0 or length < 0 or first + length > file.data.size:
         raise ValueError(f"table {name} is outside the file")
-    columns = schema.TABLES[name]
     embedded = _parquet(file.data.slice(first, length), name)
-    frame = _typed(embedded.read(_stored(embedded, columns)), columns)
+    frame = _typed(embedded.read(_stored(embedded, name, schema.types(name))), name)
     if name not in schema.EVENT_TABLES or selection.rows() is None:
         return frame
     new_rows = rows.select(event="_row", _new=pl.int_range(pl.len(), dtype=pl.UInt32))
@@ -210,16 +209,16 @@ def _side_table(file: _File, name: str, selection: Selection, rows: pl.DataFrame
     return joined.with_columns(event="_new").drop("_new")
 
 
-def _stored(file: pq.ParquetFile, columns: Iterable[schema.Column]) -> list[str]:
+def _stored(file: pq.ParquetFile, table: str, columns: Iterable[str]) -> list[str]:
     """Return the columns to read; those that older versions did not write are null."""
     names = set(file.schema_arrow.names)
-    required = [c.name for c in columns if c.null == "never" and c.name not in names]
+    required = [c.name for c in schema.TABLES[table] if c.null == "never" and c.name not in names]
     if required:
         raise ValueError(f"no column {required[0]}")
-    return [c.name for c in columns if c.name in names]
+    return [name for name in columns if name in names]
 
 
-def _typed(stored: pa.Table, columns: Iterable[schema.Column]) -> pl.DataFrame:
+def _typed(stored: pa.Table, table: str, on_request: Container[str] = ()) -> pl.DataFrame:
     """Return the stored columns in the schema's types and order; missing ones are null."""
     stored.validate(full=True)  # polars panics on a dictionary index out of range
-    return as_table(pl.DataFrame(pl.from_arrow(stored)), columns)
+    return as_table(pl.DataFrame(pl.from_arrow(stored)), table, on_request)

@@ -203,7 +203,7 @@ class Rows:
     """
 
     columns: dict[str, list[object]] = field(
-        default_factory=lambda: {column.name: [] for column in schema.AGGREGATES}
+        default_factory=lambda: {name: [] for name in schema.types("aggregates")}
     )
     frames: list[pl.DataFrame] = field(default_factory=list)
     issues: dict[tuple[str, str], list[int]] = field(default_factory=dict)
@@ -255,9 +255,7 @@ class Rows:
 
     def _flush(self) -> None:
         """Convert the last rows: as Python objects they take ten times the memory."""
-        columns = schema.AGGREGATES
-        rows = [pl.Series(one.name, self.columns[one.name], one.dtype) for one in columns]
-        self.frames.append(pl.DataFrame(rows))
+        self.frames.append(pl.DataFrame(self.columns, schema=schema.types("aggregates")))
         for values in self.columns.values():
             values.clear()
 

@@ -79,9 +79,8 @@ def _trace(
     kinds = reading.selection.kinds
     frames = assemble([_with_rank(part, rank, ranks).drop("owner") for part in parts])
     counters = recording.counters.with_columns(rank=pl.lit(rank, dtype=pl.Int32))
-    frames["counters"] = counters.sort("ts", maintain_order=True).select(
-        column.name for column in schema.COUNTERS
-    )
+    ordered = counters.sort("ts", maintain_order=True)
+    frames["counters"] = ordered.select(*schema.types("counters"))
     if kinds is None or "lane" in kinds:
         frames["lanes"] = lanes_of(_with_rank(recording.lanes, rank, ranks))
     sizes = [size for _, size in recording.ranks.values() if size is not None]

@@ -17,11 +17,7 @@ from traceanalyzer.trace import in_spans, overlaps
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Side tables whose columns the rows may contain in addition to those of ``events``.
-_SIDE_TABLES = {
-    "launch_configs": schema.LAUNCH_CONFIGS,
-    "collectives": schema.COLLECTIVES,
-    "memory_totals": schema.MEMORY_TOTALS,
-}
+_SIDE_TABLES = ("launch_configs", "collectives", "memory_totals")
 #: Variables of the environment of a process: its rank, and the number of ranks.
 RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -146,14 +142,14 @@ def assemble(parts: list[pl.DataFrame]) -> dict[str, pl.DataFrame]:
     if not rows.height:
         return {name: schema.empty(name) for name in ("events", *_SIDE_TABLES)}
     order = rows.order()
-    frames = {name: rows.side_table(fields, order) for name, fields in _SIDE_TABLES.items()}
-    present = [column for column in schema.EVENTS if rows.has(column)]
+    frames = {name: rows.side_table(name, order) for name in _SIDE_TABLES}
+    present = [column for column in schema.TABLES["events"] if rows.has(column)]
     with executor(2) as pool:  # more columns at a time need more memory
         ordered = pool.map(lambda column: _as_expression(rows.take(column), order), present)
         events = {column.name: values for column, values in zip(present, ordered, strict=True)}
     frames["events"] = pl.select(
         events.get(c.name, pl.lit(None, dtype=c.dtype)).alias(c.name)
-        for c in schema.EVENTS
+        for c in schema.TABLES["events"]
         if c.name in events or not c.on_request
     )
     return frames
@@ -234,26 +230,26 @@ class _Rows:
             part.pop(column.name, None)
         return series
 
-    def side_table(self, fields: Sequence[schema.Column], order: pl.Series | None) -> pl.DataFrame:
+    def side_table(self, name: str, order: pl.Series | None) -> pl.DataFrame:
         """Build a side table of the rows with any value in it, by row of ``events``; release them.
 
         Few tables have such columns: the rows of the others are not touched.
         """
-        event, *values = fields
-        pieces = [pl.DataFrame(schema={field.name: field.dtype for field in fields})]
+        types = schema.types(name)
+        pieces = [pl.DataFrame(schema=types)]
         low = 0
         for part, height in zip(self._parts, self._heights, strict=True):
-            filled = {field.name: part.pop(field.name) for field in values if field.name in part}
+            filled = {column: part.pop(column) for column in types if column in part}
             if filled:
                 place, rows = _of_range(order, low, height)
                 columns = {name: _ordered(column, rows) for name, column in filled.items()}
-                table = pl.DataFrame({event.name: place, **columns})
+                table = pl.DataFrame({"event": place, **columns})
                 has_any = pl.any_horizontal(pl.col(list(filled)).is_not_null())
                 pieces.append(table if _is_filled(columns.values()) else table.filter(has_any))
             low += height
         joined = pl.concat(pieces, how="diagonal_relaxed")
-        ordered = joined.sort(event.name) if len(pieces) > 2 else joined
-        return ordered.cast({field.name: field.dtype for field in fields})
+        ordered = joined.sort("event") if len(pieces) > 2 else joined
+        return ordered.cast(types)
 
     def order(self) -> pl.Series | None:
         """Return row numbers ordered by time; None if the rows are ordered already."""
