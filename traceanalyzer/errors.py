@@ -16,13 +16,20 @@
 A message is one line: the file, the problem, where it is, what to do.
 """
 
+import re
 from pathlib import Path
+
+# names of files and texts of traces are in messages
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class TraceAnalyzerError(Exception):
     """Base of all errors of this package; ``str()`` is one line for the user."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return _CONTROL.sub(lambda one: repr(one[0])[1:-1], super().__str__())
 
 
 class InputError(TraceAnalyzerError):
