@@ -17,6 +17,7 @@ A message is one line: the file, the problem, where it is, what to do.
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 # names of files and texts of traces are in messages
@@ -44,7 +45,8 @@ class InputError(TraceAnalyzerError):
         super().__init__(f"{path}: {what}{place}{advice}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.path, self.what, self.where, self.hint))
+        whole = partial(type(self), self.path, self.what, where=self.where, hint=self.hint)
+        return (whole, ())
 
 
 class UnreadableFile(InputError):
@@ -89,9 +91,3 @@ class OptionError(TraceAnalyzerError):
     """An option has an invalid value."""
 
     exit_code = 2
-
-
-def _rebuild(
-    cls: type[InputError], path: str, what: str, where: str | None, hint: str | None
-) -> InputError:
-    return cls(path, what, where=where, hint=hint)
