@@ -17,7 +17,7 @@ ENDS = (0, 10**9, 10**10, 10**11, 10**12)
 def matched(ahead: dict[int, int], taking_part: dict[int, range]) -> pl.DataFrame:
     rows = [
         {"instance": instance, "lane": 0, "rank": rank, "collective": "all_reduce",
-         "end": ENDS[instance] + ahead[rank], "duration_ns": 1000}
+         "end": ENDS[instance] + ahead[rank], "duration_ns": 1000, "message_bytes": 64}
         for rank, instances in taking_part.items() for instance in instances
     ]  # fmt: skip
     return pl.DataFrame(rows).cast({"rank": pl.Int32})
@@ -60,6 +60,15 @@ def test_short_recordings_do_not_shift_offsets():
     clocks = {0: 0, 1: 0, 2: 0, 3: 250_000}
     taking_part = {0: ALL, 1: ALL, 2: ALL, 3: range(3, 5)}
     assert result(clocks, taking_part) == clocks
+
+
+def test_a_rank_that_moves_nothing_leaves_early_whatever_its_clock():
+    """A rank without data for an all_to_all does not wait for the others."""
+    clocks = {0: 0, 1: 0, 2: -90_000}
+    rows = matched(clocks, dict.fromkeys(clocks, ALL))
+    idle = pl.when(pl.col("rank") == 2).then(0).otherwise("message_bytes")
+    offsets = clock_offsets(rows.with_columns(message_bytes=idle), dict.fromkeys(clocks, "a"))
+    assert offsets.select("rank", "offset_ns").rows() == [(0, 0), (1, 0)]
 
 
 @pytest.mark.parametrize(("ahead", "applied"), [(CLEAR_NS, False), (CLEAR_NS + 1, True)])

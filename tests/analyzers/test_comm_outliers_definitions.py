@@ -415,6 +415,7 @@ def ends(draw: st.DrawFn) -> list[Row]:
             "instance": instance, "lane": 0, "rank": rank, "collective": "all_reduce",
             "end": instance * 10_000_000 + ahead[rank] + draw(st.integers(0, 9)) * 2_000,
             "duration_ns": draw(st.sampled_from([1_000, 59_000, 1_000_000, 3_000_000])),
+            "message_bytes": 64,
         }
         for instance in range(draw(st.integers(1, 5))) for rank in range(ranks)
     ]  # fmt: skip

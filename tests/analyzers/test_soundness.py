@@ -281,6 +281,14 @@ def test_launches_without_any_kernel(causes: Path, tmp_path: Path) -> None:
     assert ta.read(built, kinds=["kernel"]).meta.no_gpu_work is None  # calls were not read
 
 
+def test_unreadable_kernels_are_not_missing_ones(tmp_path: Path) -> None:
+    """The recording was right, so no advice on how to record kernels."""
+    events = [one | {"dur": 1e18} if one["cat"] == "kernel" else one for one in training()]
+    trace = ta.read(write(tmp_path / "a.json", events))
+    assert trace.issues["code"].to_list() == ["bad-duration"]
+    assert trace.meta.no_gpu_work is None
+
+
 @pytest.mark.parametrize(("device_type", "on_gpu"), [(1, True), (6, True), (0, False)])
 def test_allocations_on_a_gpu_without_any_kernel(
     tmp_path: Path, device_type: int, on_gpu: bool

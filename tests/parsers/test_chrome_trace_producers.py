@@ -126,3 +126,13 @@ def test_functions_around_the_start_of_the_profiler_have_no_line(tmp_path: Path)
     assert started.to_list() == ["<module> (train.py)", "fit (train.py)", step, called, step]
     later = _read(tmp_path, *loop, *load).events["name"].cast(pl.String)
     assert later.to_list() == [one["name"] for one in (*loop, *load)]
+
+
+@pytest.mark.parametrize("overflow", [True, False])
+def test_a_full_buffer_of_viztracer_is_an_issue(tmp_path: Path, *, overflow: bool) -> None:
+    slices = [{"ph": "X", "cat": "FEE", "name": "f", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]
+    path = tmp_path / "result.json"
+    noted = {"version": "1.1.1", "overflow": overflow}
+    path.write_text(json.dumps({"traceEvents": slices, "viztracer_metadata": noted}))
+    issues = ta.read(path).issues.select("severity", "code", "count").rows()
+    assert issues == [("data_loss", "history-overflowed", 1)] * overflow

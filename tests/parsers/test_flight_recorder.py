@@ -146,6 +146,28 @@ def test_rank_in_the_dump_comes_first(tmp_path: Path) -> None:
     assert trace.issues["code"].to_list() == ["no-entries"]
 
 
+def written(path: Path, **changes: Any) -> ta.Trace:
+    entry = {"record_id": 0, "process_group": ["0", "default"], "profiling_name": "nccl:all_reduce",
+             "collective_seq_id": 1, "state": "scheduled", "input_dtypes": ["Float"],
+             "output_dtypes": ["Float"]} | changes  # fmt: skip
+    path.write_text(json.dumps({"rank": 0, "pg_config": {}, "entries": [entry]}))
+    return ta.read(path)
+
+
+def test_an_entry_without_a_group_is_counted(tmp_path: Path) -> None:
+    assert written(tmp_path / "rank_0.json").issues.is_empty()
+    issues = written(tmp_path / "rank_1.json", process_group=None).issues
+    assert issues.select("severity", "code", "count").rows() == [("data_loss", "no-group", 1)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"), [("float16", "float32 -> float16"), ("", "float32")]
+)
+def test_types_may_be_texts(tmp_path: Path, outputs: str, expected: str) -> None:
+    trace = written(tmp_path / "rank_0.json", input_dtypes="float32", output_dtypes=outputs)
+    assert trace.collective_records["dtype"].to_list() == [expected]
+
+
 # --- damaged and hostile files -----------------------------------------------------------------
 
 

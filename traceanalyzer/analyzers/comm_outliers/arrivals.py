@@ -518,11 +518,13 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
 
     Args:
         matched: rows with ``instance``, ``lane``, ``rank``, ``collective``, ``end``,
-            ``duration_ns``.
+            ``duration_ns``, ``message_bytes`` (null if unknown; 0: waits for nobody).
         hosts: host name by rank, None if unknown.
     """
     rows = matched.filter(
-        pl.col("instance").is_not_null(), ~pl.col("collective").is_in(ROOTED)
+        pl.col("instance").is_not_null(),
+        ~pl.col("collective").is_in(ROOTED),
+        pl.col("message_bytes").ne_missing(0),
     ).with_columns(behind=pl.col("end") - pl.col("end").median().over("instance"))
     if rows.is_empty():
         return pl.DataFrame(schema=_TYPES)

@@ -335,12 +335,16 @@ _WARM_UP = (
     "to record after the first launches"
 )
 
+#: Issues of files whose device work was recorded, but cannot be read.
+_UNREAD = ("missing-column", "missing-table", "unreadable-rows", "bad-duration")
+
 
 def _without_gpu_work(trace: Trace) -> Trace:
     """Return a trace without device work of a program on GPUs with the reason and an issue."""
     calls, totals = _kernel_launches(trace).height, trace.memory_totals
     allocated = "cpu_op" in trace.kinds and totals["device_type"].is_in(_ON_GPU).any()
-    if not (calls or allocated) or trace.meta.no_gpu_work or is_truncated(trace):
+    is_lost = is_truncated(trace) or trace.issues["code"].is_in(_UNREAD).any()
+    if not (calls or allocated) or trace.meta.no_gpu_work or is_lost:
         return trace
     if calls:
         text = f"the file has {format_count(calls, 'kernel launch', 'es')}, so GPU "

@@ -459,7 +459,7 @@ def _shifts(programs: Sequence[Program], members: pl.DataFrame) -> tuple[list[in
     if not members.height or overlap["one"].mean() >= 0.95:  # type: ignore[operator]
         rows = placed.filter(~pl.col("on_host")).select(
             "end", "collective", instance="key", lane="group", rank="program",
-            duration_ns=pl.col("end") - pl.col("start"),
+            duration_ns=pl.col("end") - pl.col("start"), message_bytes=pl.lit(None, pl.Int64),
         )  # fmt: skip
         offsets = arrivals.applied(arrivals.clock_offsets(rows, {}))
         return [epoch - offsets.get(number, 0) for number, epoch in enumerate(epochs)], True

@@ -31,28 +31,16 @@ from traceanalyzer.trace import Device, Meta, Trace, is_truncated, issue_rows, s
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Issues without data loss; all others are losses.
-_NOTICES = frozenset(
-    (
-        "negative-duration",
-        "no-duration",
-        "bad-utf8",
-        "lone-surrogate",
-        "raw-control-character",
-        "bad-escape",
-        "trailing-comma",
-        "stray-text",
-        "unclosed-begin",
-        "mismatched-end",
-        "profile-chunk",
-        "two-clocks",
-        "unknown-packet",
-        "annotations-unreadable",
-    )
-)
+_NOTICES = frozenset((
+    "negative-duration", "no-duration", "unclosed-begin", "mismatched-end", "stray-text",
+    "bad-utf8", "lone-surrogate", "raw-control-character", "bad-escape", "trailing-comma",
+    "profile-chunk", "two-clocks", "unknown-packet", "annotations-unreadable",
+))  # fmt: skip
 
 #: Details of an issue, shown instead of its first place.
 _DETAILS = {
     "profile-chunk": "a V8 CPU profile: its samples are not supported",
+    "history-overflowed": "the oldest events were overwritten; record with more tracer_entries",
     "two-clocks": "PyTorch's events cannot be placed on Composer's clock",
 }
 
@@ -166,6 +154,9 @@ def trace_of(
         frames, meta, is_moved = _of_composer(frames, meta, collected, assembler)
     if source.damage:
         collected.issues.note(f"damaged-file: {source.damage}", -1)
+    viztracer = metadata.get("viztracer_metadata")
+    if isinstance(viztracer, dict) and viztracer.get("overflow") is True:
+        collected.issues.note("history-overflowed", -1)
     rows = [
         (_severity(code), *_detailed(code, n, at)) for code, (n, at) in collected.issues.items()
     ]

@@ -465,6 +465,7 @@ class _Shapes:
     def dtype(self, row: _Fields) -> str | None:
         """Return the distinct element types of inputs, and of outputs if these are others."""
         lists = (row.get(name) for name in ("input_dtypes", "output_dtypes"))
+        lists = ([one] if one and isinstance(one, str | bytes) else one for one in lists)
         each = (types[:_DEEPEST] for types in lists if isinstance(types, list | tuple))
         texts = (", ".join(dict.fromkeys(_text(one) or "?" for one in types)) for types in each)
         return " -> ".join(dict.fromkeys(filter(None, texts))) or None
@@ -586,11 +587,11 @@ def _issues(
     if read.truncated is not None:
         yield ("data_loss", "truncated", 1, f"{read.truncated:,} bytes read")
     yield from source.issues
-    if read.trailing:
-        yield ("notice", "trailing-bytes", read.trailing, None)
-    if len(entries) > len(rows):
-        yield ("data_loss", "stray-entries", len(entries) - len(rows), None)
-    if numbers.wrong:
-        yield ("notice", "wrong-type", numbers.wrong, None)
-    if not rows:
-        yield ("notice", "no-entries", 1, "this rank recorded no collective")
+    found = (
+        ("notice", "trailing-bytes", read.trailing, None),
+        ("data_loss", "stray-entries", len(entries) - len(rows), None),
+        ("notice", "wrong-type", numbers.wrong, None),
+        ("data_loss", "no-group", sum(_group(row)[0] is None for row in rows), None),
+        ("notice", "no-entries", int(not rows), "this rank recorded no collective"),
+    )
+    yield from (one for one in found if one[2])
