@@ -14,9 +14,11 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import CLEAR_NS, clock_offse
 ENDS = (0, 10**9, 10**10, 10**11, 10**12)
 
 
-def matched(ahead: dict[int, int], taking_part: dict[int, range]) -> pl.DataFrame:
+def matched(
+    ahead: dict[int, int], taking_part: dict[int, range], collective: str = "all_reduce"
+) -> pl.DataFrame:
     rows = [
-        {"instance": instance, "lane": 0, "rank": rank, "collective": "all_reduce",
+        {"instance": instance, "lane": 0, "rank": rank, "collective": collective,
          "end": ENDS[instance] + ahead[rank], "duration_ns": 1000, "message_bytes": 64}
         for rank, instances in taking_part.items() for instance in instances
     ]  # fmt: skip
@@ -62,13 +64,13 @@ def test_short_recordings_do_not_shift_offsets():
     assert result(clocks, taking_part) == clocks
 
 
-def test_a_rank_that_moves_nothing_leaves_early_whatever_its_clock():
-    """A rank without data for an all_to_all does not wait for the others."""
+@pytest.mark.parametrize(("collective", "used"), [("all_to_all", [0, 1]), ("barrier", [0, 1, 2])])
+def test_a_rank_without_data_leaves_an_all_to_all_early(collective, used):
     clocks = {0: 0, 1: 0, 2: -90_000}
-    rows = matched(clocks, dict.fromkeys(clocks, ALL))
+    rows = matched(clocks, dict.fromkeys(clocks, ALL), collective)
     idle = pl.when(pl.col("rank") == 2).then(0).otherwise("message_bytes")
     offsets = clock_offsets(rows.with_columns(message_bytes=idle), dict.fromkeys(clocks, "a"))
-    assert offsets.select("rank", "offset_ns").rows() == [(0, 0), (1, 0)]
+    assert offsets.select("rank", "offset_ns").rows() == [(r, clocks[r]) for r in used]
 
 
 @pytest.mark.parametrize(("ahead", "applied"), [(CLEAR_NS, False), (CLEAR_NS + 1, True)])

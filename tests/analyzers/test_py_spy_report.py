@@ -415,3 +415,12 @@ def test_samples_with_an_impossible_count_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "raw.txt"
     path.write_text(f"main (a.py:1) 10\nmain (a.py:2) {9 * 10**18}\n")
     assert ta.py_spy_report(path).total_samples == 10
+
+
+def test_equal_shares_are_in_order_of_names(tmp_path: Path) -> None:
+    """As in ``flamegraph``: both name the same function first."""
+    path = tmp_path / "stacks.txt"
+    path.write_text("main;write 5\nmain;copy 5\n")
+    functions = ta.py_spy_report(path).tables[0].frame
+    assert functions["name"].to_list() == ["copy", "write"]
+    assert ta.flamegraph(path).functions["name"].to_list()[:2] == ["copy", "write"]

@@ -362,9 +362,8 @@ def _decoded(source: Source, text: bytes) -> File:
         return msgspec.json.decode(text, type=File)
     except _UNDECODABLE as error:
         what = str(error).splitlines()[0]
-        raise MalformedInput(
-            source.path, f"invalid speedscope JSON: {what}", hint="the file may be truncated"
-        ) from None
+        hint = "the file may be truncated, or violate the schema of speedscope"
+        raise MalformedInput(source.path, f"invalid speedscope JSON: {what}", hint=hint) from None
 
 
 def _distinct(entries: list[FrameEntry]) -> tuple[list[Frame], Frames]:

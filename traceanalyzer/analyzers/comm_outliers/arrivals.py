@@ -31,7 +31,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.collectives import Activity, Part
-from traceanalyzer.analyzers.comm_outliers.matching import ROOTED
+from traceanalyzer.analyzers.comm_outliers.matching import ROOTED, UNEVEN
 from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
 from traceanalyzer.analyzers.common.device_steps import is_warm_up
@@ -518,13 +518,13 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
 
     Args:
         matched: rows with ``instance``, ``lane``, ``rank``, ``collective``, ``end``,
-            ``duration_ns``, ``message_bytes`` (null if unknown; 0: waits for nobody).
+            ``duration_ns``, ``message_bytes`` (of an all_to_all; 0: waits for nobody).
         hosts: host name by rank, None if unknown.
     """
     rows = matched.filter(
         pl.col("instance").is_not_null(),
         ~pl.col("collective").is_in(ROOTED),
-        pl.col("message_bytes").ne_missing(0),
+        pl.col("collective").ne(UNEVEN) | pl.col("message_bytes").ne_missing(0),
     ).with_columns(behind=pl.col("end") - pl.col("end").median().over("instance"))
     if rows.is_empty():
         return pl.DataFrame(schema=_TYPES)

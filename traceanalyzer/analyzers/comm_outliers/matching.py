@@ -32,7 +32,7 @@ KIND = ("collective", "dtype", "message_bytes")
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 
 #: The collective in which message sizes may differ between ranks (mixture of experts).
-_UNEVEN = "all_to_all"
+UNEVEN = "all_to_all"
 
 _POINT_TO_POINT = ("send", "recv")
 
@@ -279,7 +279,7 @@ def _by_seq(lane: pl.DataFrame) -> pl.DataFrame:
 
 def _by_order(lane: pl.DataFrame) -> pl.DataFrame:
     """Return ``place`` in the sequence of the rank with most rows."""
-    even = pl.col("collective").ne_missing(_UNEVEN)
+    even = pl.col("collective").ne_missing(UNEVEN)
     lane = lane.with_columns(message_bytes=pl.when(even).then("message_bytes"))
     kinds = lane.select(*KIND).unique(maintain_order=True).with_row_index("kind")
     coded = lane.join(kinds, on=list(KIND), nulls_equal=True, maintain_order="left")

@@ -145,7 +145,7 @@ def _functions(result: LeafPaths) -> pl.DataFrame:
         .group_by("group", *PATH, maintain_order=True)
         .agg(pl.col("samples", "samples_frac").sum())
         .with_columns(place=own_lines.place_of(*map(pl.col, PATH)))
-        .sort("samples", descending=True, maintain_order=True)
+        .sort("samples", "place", descending=[True, False])
     )
 
 
