@@ -237,6 +237,41 @@ def test_commented_rows_and_a_fragmented_allocator(tmp_path: Path) -> None:
     assert "Fragmentation" not in whole.verdict
 
 
+#: Messages of PyTorch 2.6, 1.13, 1.4 and of ROCm; GPU, requested, free, allocated and reserved
+#: MiB; what the verdict has.
+MESSAGES = {
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.00 GiB of "
+    "which 1.00 GiB is free. Process 9 has 78.00 GiB memory in use. Of the allocated memory 75.00 "
+    "GiB is allocated by PyTorch, with 106.00 MiB allocated in private pools (e.g., CUDA Graphs), "
+    "and 2.50 GiB is reserved by PyTorch but unallocated.":
+        ((1, 2048, 1024, 76800, 79360), "Fragmentation"),
+    "RuntimeError: CUDA out of memory. Tried to allocate 512.00 MiB (GPU 0; 15.00 GiB total "
+    "capacity; 13.50 GiB already allocated; 128.00 MiB free; 13.75 GiB reserved in total by "
+    "PyTorch) If reserved memory is >> allocated memory try setting max_split_size_mb":
+        ((0, 512, 128, 13824, 14080), "13.5 GiB of 15 GiB"),
+    "[rank3]: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.00 GiB total capacity; "
+    "5.00 GiB already allocated; 16.00 MiB free; 2.00 MiB cached)":
+        ((0, 20, 16, 5120, 5122), "not of its allocator"),
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total "
+    "capacity of 192.00 GiB of which 0 bytes is free. Of the allocated memory 190.00 GiB is "
+    "allocated by PyTorch, and 50.00 MiB is reserved by PyTorch but unallocated.":
+        ((0, 64, 0, 194560, 194610), "190 GiB of 192 GiB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_message_of_an_out_of_memory_error(message: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(f"loss 2.1\n{message}\nTraceback\n{message}\n")
+    result = ta.printed(path)
+    names = ("requested_bytes", "free_bytes", "end_bytes", "reserved_end_bytes")
+    (row,) = result.to_polars("memory").to_dicts()
+    numbers, cause = MESSAGES[message]
+    assert (row["device"], *(row[name] >> 20 for name in names)) == numbers
+    assert result.scalars["ooms"] == 1
+    assert cause in result.verdict
+
+
 def test_memory_usage_is_a_series() -> None:
     result = ta.printed(LOG)
     calls = result.to_polars("memory_calls")
@@ -619,7 +654,7 @@ def test_a_command_that_got_text_fails_with_one_line() -> None:
 
 def test_forms_of_the_analysis_are_those_of_the_parser() -> None:
     forms = {form for case in SCRIPT["CASES"] for form in case.rows or ()}
-    assert set(FORMS) == forms | {"memory_usage", "throughput"}
+    assert set(FORMS) == forms | {"memory_usage", "out_of_memory", "throughput"}
 
 
 def test_a_trace_and_a_time_window_are_refused() -> None:

@@ -177,6 +177,21 @@ AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or time
             ],
             "allgather_base 64088 on rank 7, allreduce 96117 on rank 0; in one group",
         ),
+        (
+            [
+                NEW.format(7) + "SeqNum=8, OpType=BROADCAST, NumelIn=5056, NumelOut=5056",
+                AT.format(5) + "watchdog at work: 8, last enqueued NCCL work: 8",
+                NEW.format(3) + "SeqNum=8, OpType=ALLREDUCE, NumelIn=21, NumelOut=21",
+            ],
+            "allreduce 8 of 21 elements on rank 3, work 8 on rank 5, broadcast 8 of 5,056 elements",
+        ),
+        (
+            [
+                NEW.format(0) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=5, NumelOut=9",
+                NEW.format(1) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=9, NumelOut=5",
+            ],
+            "alltoall_base 8 on ranks 0-1",
+        ),
         (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
     ],
 )

@@ -82,27 +82,41 @@ def recognise(head: bytes, path: str) -> Foreign | None:
     return next((one for one, match in every if match), None)
 
 
-#: What NCCL's watchdog prints: rank, number and kind (if printed) of a collective that timed out.
+#: What NCCL's watchdog prints: rank, number, and kind and size (if printed) of a collective that
+#: timed out.
 _TIMED_OUT = re.compile(
     rb"\[(?:PG [^\]\n]{0,200}?)?Rank (\d{1,7})\] (?:Watchdog caught collective operation timeout: "
     rb"WorkNCCL\(\w{1,9}=|Exception [^:\n]{0,80}at work: |Timeout at NCCL work: )(\d{1,15})"
-    rb"(?:, OpType=(\w{1,32}))?"
+    rb"(?:, OpType=(\w{1,32})(?:, NumelIn=(\d{1,15}))?)?"
 )
+#: Collectives to which all ranks pass equal sizes.
+_EQUAL_SIZES = ("allreduce", "broadcast", "reduce")
 
 
 def _of_watchdog(head: bytes) -> Foreign | None:
     """Describe a log of NCCL's watchdog, by the first collective of each rank that timed out."""
-    kinds, ranks = dict[int, str](), dict[int, int]()
-    for rank, number, kind in _TIMED_OUT.findall(head):
-        kinds[int(number)] = kind.decode().lower().lstrip("_") or kinds.get(int(number), "work")
-        ranks[int(rank)] = min(ranks.get(int(rank), int(number)), int(number))
-    first = {n: sorted(rank for rank in ranks if ranks[rank] == n) for n in sorted(ranks.values())}
-    each = ", ".join(
-        f"{kinds[n]} {n} on rank{'s' * (len(of) > 1)} {format_ranges(of)}"
-        for n, of in first.items()
+    first, calls = dict[int, int](), dict[int, dict[int, str]]()
+    for rank, number, kind, size in _TIMED_OUT.findall(head):
+        first[int(rank)] = min(first.get(int(rank), int(number)), int(number))
+        if name := kind.decode().lower().lstrip("_"):
+            of = f" of {int(size):,} elements" if size and name in _EQUAL_SIZES else ""
+            calls.setdefault(int(number), {})[int(rank)] = f"{name} {int(number)}{of}"
+    each, why = dict[str, list[int]](), ""
+    for number, rank in sorted((number, rank) for rank, number in first.items()):
+        known = calls.get(number, {})
+        if len({*known.values()}) > 1:
+            why = "; in one group, these ranks call different collectives: compare their code"
+            call = known.get(rank, f"work {number}")
+        else:
+            call = next(iter(known.values()), f"work {number}").partition(" of ")[0]
+        each.setdefault(call, []).append(rank)
+    if len({*first.values()}) > 1:
+        why = f"; in one group, ranks with a smaller number are behind{why}"
+    timeouts = ", ".join(
+        f"{call} on rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}"
+        for call, ranks in each.items()
     )
-    behind = "; in one group, ranks with a smaller number are behind" * (len(first) > 1)
-    what = f"the log of NCCL's watchdog: timeout of {each}{behind}"
+    what = f"the log of NCCL's watchdog: timeout of {timeouts}{why}"
     return Foreign(what, _DUMPS) if each else None
 
 

@@ -1,4 +1,4 @@
-"""Memory in ``memory_summary()``, ``see_memory_usage`` and throughput lines of DeepSpeed."""
+"""Memory in ``memory_summary()``, messages of errors, and DeepSpeed's lines on memory."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +13,9 @@ from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_times
 
-_SUMMARY, _USAGE, _THROUGHPUT = FORMS = ("memory_summary", "memory_usage", "throughput")
+_SUMMARY, _ERROR, _USAGE, _THROUGHPUT = FORMS = (
+    "memory_summary", "out_of_memory", "memory_usage", "throughput",
+)  # fmt: skip
 _OF_ROWS = {
     f"{name}_{unit}": pl.Int64
     for unit in ("bytes", "n")
@@ -25,6 +27,10 @@ _OF_CALLS = {
     **dict.fromkeys(("reserved_peak_bytes", "host_used_bytes"), pl.Int64),
     "host_used_frac": pl.Float64,
 }
+_OF_ERROR = {"device": pl.Int32} | dict.fromkeys(
+    ("requested_bytes", "capacity_bytes", "free_bytes", "allocated_bytes", "unused_bytes",
+     "reserved_bytes"), pl.Int64,
+)  # fmt: skip
 _DEVICES = {
     "rank": pl.Int32,
     "path": pl.String,
@@ -32,13 +38,15 @@ _DEVICES = {
     "source": pl.String,
     **dict.fromkeys(("peak_bytes", "reserved_peak_bytes", "end_bytes"), pl.Int64),
     **dict.fromkeys(("reserved_end_bytes", "inactive_split_bytes"), pl.Int64),
-    **dict.fromkeys(("retries", "ooms", "requested_bytes", "unit_bytes"), pl.Int64),
+    **dict.fromkeys(("retries", "ooms", "requested_bytes", "free_bytes"), pl.Int64),
+    **dict.fromkeys(("capacity_bytes", "unit_bytes"), pl.Int64),
 }
 _DEVICE_TABLE = (
     "device, source, peak_bytes: peak allocated, reserved_peak_bytes: peak reserved, "
     "end_bytes: allocated at end, reserved_end_bytes: reserved at end, "
     "inactive_split_bytes: inactive split at end, retries: cudaMalloc retries, "
-    "ooms: out-of-memory errors, requested_bytes: not allocated, unit_bytes: rounded to"
+    "ooms: out-of-memory errors, requested_bytes: requested, free_bytes: free on the device, "
+    "capacity_bytes: of the device, unit_bytes: rounded to"
 )
 _CALL_TABLE = (
     "name: call, allocated_bytes: allocated, change_bytes: change, peak_bytes: peak, "
@@ -58,6 +66,8 @@ _USAGE_NOTE = (
 _MEGATRON = "Megatron-LM"
 #: From this share of host memory on, the system soon swaps or ends processes.
 _FULL_FRAC = 0.9
+#: Contexts and libraries take less of a device.
+_OTHERS_FRAC = 0.1
 _SUMMARY_NOTE = "memory_summary() rounds down to the unit in 'rounded to'."
 _CODE_NOTE = "torch.cuda.memory._dump_snapshot(FILE) records which code allocated the memory."
 
@@ -81,6 +91,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     sources = [
         _of_summaries(summary),
         _of_requirement(rows, device),
+        _of_errors(rows, device),
         _of_calls(calls),
         _of_throughput(rows),
     ]
@@ -136,6 +147,23 @@ def _of_requirement(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame
     return others.select("rank", "path", peak, source=pl.lit("Memory requirement"))
 
 
+def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
+    """Return the errors of devices without a summary; a message can be printed several times."""
+    errors = wide(rows, _ERROR, _OF_ERROR).join(
+        summaries, on=["path", "rank", "device"], how="anti", nulls_equal=True
+    )
+    reserved = pl.col("reserved_bytes").fill_null(
+        pl.sum_horizontal("allocated_bytes", "unused_bytes")
+    )
+    return errors.unique(["path", "rank", *_OF_ERROR], maintain_order=True).select(
+        "rank", "path", "device", "requested_bytes", "free_bytes", "capacity_bytes",
+        source=pl.lit("error message"),
+        ooms=pl.lit(1),
+        end_bytes="allocated_bytes",
+        reserved_end_bytes=reserved,
+    )  # fmt: skip
+
+
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:
     calls = wide(rows, _USAGE, _OF_CALLS)
     return calls.with_columns(
@@ -174,7 +202,8 @@ def _verdict(devices: pl.DataFrame, calls: pl.DataFrame, ooms: int) -> str:
     size, what = next((one for one in peaks if one[0]), (None, ""))
     peak = f"Peak memory: {format_bytes(size)} {what}." if size else ""  # type: ignore[arg-type]
     errors = f"{format_count(ooms, 'out-of-memory error')}." if ooms else ""
-    return sentences(_full_host(calls), errors, peak, _fragmentation(devices) if ooms else "")
+    why = _fragmentation(devices) or _demand(devices) if ooms else ""
+    return sentences(_full_host(calls), errors, peak, why)
 
 
 def _full_host(calls: pl.DataFrame) -> str:
@@ -190,16 +219,40 @@ def _full_host(calls: pl.DataFrame) -> str:
 
 
 def _fragmentation(devices: pl.DataFrame) -> str:
-    """Return a sentence if more memory was reserved and unused than an allocation wanted."""
+    """Return a sentence if more memory was unused than an allocation wanted."""
     unused = pl.col("reserved_end_bytes") - pl.col("end_bytes")
-    rows = devices.with_columns(unused=unused).filter(pl.col("unused") > pl.col("requested_bytes"))
+    free = pl.col("free_bytes").fill_null(0)
+    rows = devices.with_columns(unused=unused).filter(
+        pl.col("unused") + free > pl.col("requested_bytes"), pl.col("requested_bytes") > free
+    )
     if rows.is_empty():
         return ""
     row = rows.row(0, named=True)
+    more = f" and {format_bytes(row['free_bytes'])} free" if row["free_bytes"] else ""
     return (
         f"Fragmentation: {format_bytes(row['requested_bytes'])} were not available in one piece, "
-        f"with {format_bytes(row['unused'])} reserved and not allocated: "
+        f"with {format_bytes(row['unused'])} reserved and not allocated{more}: "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    )
+
+
+def _demand(devices: pl.DataFrame) -> str:
+    """Return a sentence on who has the memory of a device that was full."""
+    rows = devices.filter(pl.col("ooms") > 0).drop_nulls(["capacity_bytes", "free_bytes"])
+    if rows.is_empty():
+        return ""
+    row = rows.row(0, named=True)
+    size = {name: format_bytes(row[f"{name}_bytes"]) for name in ("requested", "end", "capacity")}
+    others = row["capacity_bytes"] - row["free_bytes"] - row["reserved_end_bytes"]
+    outside = ""
+    if others > _OTHERS_FRAC * row["capacity_bytes"]:
+        outside = (
+            f"; {format_bytes(others)} are not of its allocator: another process, or libraries "
+            "such as NCCL (nvidia-smi names processes)"
+        )
+    return (
+        f"{size['requested']} were requested on GPU {row['device']}, where tensors of PyTorch take "
+        f"{size['end']} of {size['capacity']}{outside}."
     )
 
 

@@ -19,6 +19,7 @@ _MARKS = re.compile(
     rb"\bName[ \t]{2,200}+(?:Overload Name[ \t]{2,200}+)?Self CPU (?:total )?%"
     rb"|\| {5,40}+PyTorch \w{2,15} memory summary, device ID \d"
     rb"|^[ \t]*+Memory requirement: [\d.]{1,20} MB"
+    rb"|\bTried to allocate \d[\d.]{0,15} \w{3,5}[ .(][^\n]{1,60} total capacity"
     rb"|(?<!-)-{5,}+ ?DeepSpeed Flops Profiler ?-{5}"
     rb"|\btime \(ms\) \| \w[^\n:|]{0,80}: \S"
     rb"|\| elapsed time per iteration \(ms\): \d"

@@ -1,13 +1,14 @@
 """``torch.cuda.memory_summary()``: what PyTorch's allocator counts, and A4SFramework's line above.
 
-Figures are floored to the unit printed behind them, which is the largest error of a figure.
+Figures are floored to the unit printed behind them, which is the largest error of a figure. The
+message of an out-of-memory error, whose figures are rounded to two digits, is a form of its own.
 """
 
 import re
 
 from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, number, size
 
-FORM = "memory_summary"
+FORM, ERROR = "memory_summary", "out_of_memory"
 
 _HEAD = re.compile(r"\|\s*PyTorch (\w+) memory summary, device ID (\d{1,4})\s*\|$")
 _PROBLEMS = re.compile(r"\|\s*\w+ OOMs: (\d{1,18})\s*\|\s*\w+ retries: (\d{1,18})\s*\|")
@@ -15,7 +16,17 @@ _RULE = re.compile(r"\|={20,}\|\s*$")
 _ROW = re.compile(r"\|([^|]{10,40})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|\s*$")
 _CELL = re.compile(r"\s*-?\d+ *([A-Za-z]*)\s*$")
 _REQUIREMENT = re.compile(r"\bMemory requirement: (\d+(?:\.\d+)?) MB\s*$")
-_WANTED = re.compile(r"out of memory\. Tried to allocate (\d[\d.]{0,15} [KMGT]iB)")
+_SIZE = r"(\d[\d.]{0,15} (?:[KMGT]iB|bytes))"
+_WANTED = re.compile(rf"out of memory\. Tried to allocate {_SIZE}")
+#: What the message of an error says, in PyTorch 1.0 to 2.10.
+_FIGURES = {
+    "capacity_bytes": re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity"),
+    "free_bytes": re.compile(rf"{_SIZE} (?:is )?free\b"),
+    "allocated_bytes": re.compile(rf"{_SIZE} (?:is allocated by PyTorch|already allocated)"),
+    "unused_bytes": re.compile(rf"{_SIZE} (?:is reserved by PyTorch but unallocated|cached\b)"),
+    "reserved_bytes": re.compile(rf"{_SIZE} reserved in total by PyTorch"),
+}
+_DEVICE = re.compile(r"GPU (\d{1,4})\b")
 _METRICS = ("current", "peak", "total_allocated", "total_freed")
 #: Rows that count in numbers, not in bytes.
 _COUNTED = ("Allocations", "Active allocs", "segments", "allocs", "Oversize")
@@ -49,7 +60,20 @@ class Reader:
             return True
         if match := _WANTED.search(line.text):
             self._wanted = {"requested_bytes": size(match[1])}
+            return self._error(line, line.text[match.start() :])
         return self.is_open and self._inside(line, text)
+
+    def _error(self, line: Line, text: str) -> bool:
+        """Read the figures of the message of an error, if it has them."""
+        matches = {name: pattern.search(text) for name, pattern in _FIGURES.items()}
+        texts = {name: one[one.lastindex or 0] for name, one in matches.items() if one}
+        known = {name: size(text.replace("bytes", "B")) for name, text in texts.items()}
+        device = _DEVICE.search(text)
+        if device and "allocated_bytes" in known:
+            figures = {"device": float(device[1]), **self._wanted, **known}
+            self.rows.add(ERROR, (self.rows.block(), None), line, figures)
+            return True
+        return False
 
     def close(self, line: Line) -> None:
         """End the text: a summary without its last line is truncated."""

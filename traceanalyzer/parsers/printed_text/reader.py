@@ -25,7 +25,7 @@ _WORTH = re.compile(
     r"|Tried to allocate"
 )
 #: Forms that users print, on any rank.
-_BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM)
+_BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM, memory_summary.ERROR)
 #: Processes of a log that are read apart; a log with more has numbers before its lines.
 _MOST_PROCESSES = 1 << 16
 
