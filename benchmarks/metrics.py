@@ -230,11 +230,11 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     missing = [name for name in CORE if name not in {source.name for source in files}]
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
-    yield Figure("code lines", code, 70_304)
+    yield Figure("code lines", code, 69_883)
     yield Figure("files", len(files), 340)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 15)
-    yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 6.7)
+    yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 6.8)
     yield Figure("modules that comm-outliers loads", len(loaded()), 90)
     yield Figure(", ".join(name.rpartition("/")[2] for name in CORE), core, 900)
     for name, groups, limit in (

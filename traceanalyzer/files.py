@@ -1,18 +1,25 @@
-"""Atomic output files."""
+"""Atomic output files, and data files of the package."""
 
 import os
 import stat
 import time
+import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from pkgutil import get_data
+from typing import IO, Any
 
 from traceanalyzer.errors import OutputError
 
 _PART = ".part"
 _NAME_BYTES, _HOST_CHARS = 150, 64
 _LOADED = time.time_ns()
+
+
+def packaged(place: str) -> dict[str, Any]:
+    """Return the tables of a TOML file of the package, such as ``analyzers/commands.toml``."""
+    return tomllib.loads((get_data("traceanalyzer", place) or b"").decode())
 
 
 def check(path: str, *, force: bool, keyword: str = "force=True") -> None:

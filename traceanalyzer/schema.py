@@ -6,14 +6,13 @@ no -1 or 0 sentinels, no NaN. Times are exact Int64 nanoseconds, sizes are bytes
 """
 
 import functools
-import tomllib
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from pkgutil import get_data
 from typing import Any
 
 import polars as pl
 
+from traceanalyzer.files import packaged
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, KINDS
 
 #: Version of these tables, stored in every Parquet export; increased when a table changes.
@@ -86,7 +85,7 @@ def _column(name: str, about: dict[str, Any]) -> Column:
 _ENUMS = {"NAME": NAME, "KIND": KIND, "SEVERITY": SEVERITY, "PHASE": FLOW_PHASE, "STATE": STATE}
 TABLES: dict[str, tuple[Column, ...]] = {
     table: tuple(_column(name, about) for name, about in columns.items())
-    for table, columns in tomllib.loads((get_data(__name__, "schema.toml") or b"").decode()).items()
+    for table, columns in packaged("schema.toml").items()
 }
 
 #: Columns of ``events`` that are read only on request.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, reduce
-from importlib.resources import files
 from operator import or_
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ import polars as pl
 from traceanalyzer import schema
 from traceanalyzer.analyzers.methods import Questions
 from traceanalyzer.errors import MissingData
+from traceanalyzer.files import packaged
 from traceanalyzer.units import format_first
 from traceanalyzer.vocabulary import NSYS, ONNXRUNTIME, ROCPD, TRUNCATED
 
@@ -108,10 +107,9 @@ def record_hint(meta: Meta, what: str) -> str:
 @cache
 def _hints() -> dict[str, dict[str, str]]:
     """Return how to record data, by profiler and kind of data."""
-    tables = tomllib.loads(files("traceanalyzer").joinpath("hints.toml").read_text("utf-8"))
     return {
         profiler: {name: text for names, text in table.items() for name in names.split(", ")}
-        for profiler, table in tables.items()
+        for profiler, table in packaged("hints.toml").items()
     }
 
 

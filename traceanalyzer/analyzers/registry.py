@@ -8,17 +8,16 @@ modules are imported on use.
 from __future__ import annotations
 
 import sys
-import tomllib
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
 from traceanalyzer.errors import PluginError
+from traceanalyzer.files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -177,7 +176,7 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
     return {key: tuple(one) if isinstance(one, list) else one for key, one in values.items()}
 
 
-_COMMANDS = tomllib.loads((get_data("traceanalyzer.analyzers", "commands.toml") or b"").decode())
+_COMMANDS = packaged("analyzers/commands.toml")
 #: Commands that write or serve.
 TOOLS = tuple(Command(name, **_fields(values)) for name, values in _COMMANDS["tools"].items())
 #: All built-in analyzers by name, in the order of a report.

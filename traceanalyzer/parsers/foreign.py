@@ -3,14 +3,13 @@
 import os
 import re
 import shlex
-import tomllib
 from functools import cache
-from importlib.resources import files
 from pathlib import PurePath
 from typing import NamedTuple, NoReturn
 
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
+from traceanalyzer.files import packaged
 from traceanalyzer.parsers import perfetto
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
@@ -36,13 +35,12 @@ _XPLANE = (
 @cache
 def _known(kind: str) -> tuple[tuple[re.Pattern[bytes], Foreign], ...]:
     """Return the known files of ``foreign.toml``, ``text`` or ``binary``: how each begins."""
-    text = files("traceanalyzer.parsers").joinpath("foreign.toml").read_text("utf-8")
     return tuple(
         (
             re.compile(one["begins"].encode()),
             Foreign(one["is"], one["instead"], one.get("recording", False)),
         )
-        for one in tomllib.loads(text)[kind]
+        for one in packaged("parsers/foreign.toml")[kind]
     )
 
 

@@ -33,6 +33,7 @@ from traceanalyzer.analyzers.diff.compute import DIFF
 from traceanalyzer.analyzers.diff.result import Diff, Expected
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnreadableFile
+from traceanalyzer.files import packaged
 from traceanalyzer.findings import diagnose
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
@@ -84,45 +85,8 @@ class Metric:
 
 #: All metrics by name; the table in ``docs/gate.md`` is compared with them.
 METRICS: Final[dict[str, Metric]] = {
-    "step_ms": Metric("steps", "median_ns", "ms", "median step time", units.NS_PER_MS),
-    "max_step_ms": Metric("steps", "max_ns", "ms", "longest step", units.NS_PER_MS),
-    "step_cv_frac": Metric(
-        "steps", "cv_frac", "frac", "standard deviation of step times, of their mean"
-    ),
-    "step_count": Metric("steps", "step_count", "count", "counted steps of all ranks"),
-    "busy_frac": Metric("overlap", "utilisation_frac", "frac", "device time with any work"),
-    "exposed_frac": Metric(
-        "overlap", "exposed_communication_ns", "frac",
-        "device time with communication and no compute", "span_ns",
-    ),
-    "exposed_copies_frac": Metric(
-        "overlap", "exposed_memory_ns", "frac",
-        "device time with copies, and no compute or communication", "span_ns",
-    ),
-    "overlap_frac": Metric(
-        "overlap", "overlap_frac", "frac", "share of communication that overlaps with compute"
-    ),
-    "idle_frac": Metric("gpu_idle", "idle_frac", "frac", "GPU time without work"),
-    "dataloading_frac": Metric(
-        "gpu_idle", "step_dataloading_frac", "frac", "step time in which GPUs wait for data loading"
-    ),
-    "wait_frac": Metric(
-        "comm_outliers", "total_wait_ns", "frac",
-        "share of communication time that is wait time for stragglers", "total_comm_ns",
-    ),
-    "comm_outlier_count": Metric(
-        "comm_outliers", "n_outliers", "count", "outliers among collectives"
-    ),
-    "mfu": Metric("efficiency", "mfu_frac", "frac", "model FLOPs utilisation"),
-    "hfu": Metric("efficiency", "hfu_frac", "frac", "hardware FLOPs utilisation"),
-    "peak_bytes": Metric(
-        "memory", "peak_bytes", "bytes", "most allocated memory of any device"
-    ),
-    "critical_count": Metric(
-        "diagnose", "critical_count", "count", "critical findings of diagnose"
-    ),
-    "warning_count": Metric("diagnose", "warning_count", "count", "its warnings"),
-}  # fmt: skip
+    name: Metric(**about) for name, about in packaged("tools/budgets.toml").items()
+}
 
 
 @dataclass(frozen=True)

@@ -8,128 +8,12 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.drawings import Chart
+from traceanalyzer.files import packaged
 from traceanalyzer.result import Table
 from traceanalyzer.units import format_count, format_first, format_ns
 
-_KIND = "collective, dtype, message_bytes: message"
-
-#: Title, columns with their headings, and the text without rows.
-_TABLES = {
-    "delayed": (
-        "Collectives delayed by stragglers",
-        """rank: straggler, last_rank: last rank, step, collective, message_bytes: message,
-        arrival_delay_ns: arrival delay, imposed_ns: wait of others, host: host activity,
-        device: device activity""",
-        "no stragglers",
-    ),
-    "ranks": (
-        "Ranks",
-        """rank, host, n: collectives, comm_ns: communication, wait_ns: wait time,
-        imposed_ns: wait of others, times_last: times last, straggler_steps: straggler steps,
-        straggler_frac: cost, outliers, idle_ns: device idle, overlap_frac: overlapped""",
-        "none",
-    ),
-    "concentration": (
-        "Where the wait time comes from",
-        """part: group of ranks, name, ranks, ranks_frac: share of ranks,
-        imposed_ns: wait of others, imposed_frac: share of wait time""",
-        "unknown",
-    ),
-    "baseline": (
-        "Medians compared with the baseline",
-        f"""{_KIND}, kernel, n, median_ns: median, n_before: baseline n,
-        baseline_ns: baseline median, ratio, compute_frac: overlapped,
-        compute_before_frac: baseline overlapped""",
-        "no kind of collective in both runs",
-    ),
-    "outliers": (
-        "Outliers",
-        """rank, step, collective, message_bytes: message, at_ns: start, duration_ns: duration,
-        factor, z, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
-        "none",
-    ),
-    "outlier_collectives": (
-        "Outliers",
-        """step, collective, message_bytes: message, at_ns: start, ranks, duration_ns: longest,
-        factor, cause, compute_ns: compute overlap, overlapped_by: overlapped by""",
-        "none",
-    ),
-    "pairs": (
-        "Tokens from rank to rank in all-to-alls of unequal sizes",
-        """source, target, n, tokens, message_bytes: bytes, of_mean: of the mean pair""",
-        "no sizes of all-to-alls",
-    ),
-    "loads": (
-        "Loads of ranks in all-to-alls of unequal sizes",
-        """rank, tokens, elements, of_mean: of the mean rank, most: times largest""",
-        "none",
-    ),
-    "loads_by_step": (
-        "Loads by step",
-        """step, imbalance: largest / mean, rank: largest rank""",
-        "none",
-    ),
-    "places": (
-        "Loads by all_to_all of a step",
-        """group, place: all_to_all of the step, n, imbalance: largest / mean,
-        max_imbalance: at most, rank: largest rank, same_frac: of these""",
-        "none",
-    ),
-    "memory": (
-        "Device memory during outliers",
-        """rank, step, collective, duration_ns: duration, taken_bytes: used memory,
-        capacity_bytes: device memory, taken_frac: used""",
-        "unknown",
-    ),
-    "groups": (
-        "Collectives by kind",
-        f"""{_KIND}, group, kernel, n, median_ns: median, p95_ns: p95, p99_ns: p99, max_ns: max,
-        total_ns: total, share_frac: share of span, algbw_gbps: algbw, busbw_gbps: busbw,
-        link, link_frac: share of peak, outliers""",
-        "none",
-    ),
-    "collectives": (
-        "Collectives across ranks, longest wait time first",
-        f"""step, {_KIND}, group, first_rank: first rank, last_rank: last rank,
-        skew_ns: arrival skew, arrival_delay_ns: arrival delay, imposed_ns: total wait time,
-        transfer_ns: transfer time, end_skew_ns: end skew, ranks""",
-        "no matches across ranks",
-    ),
-    "steps": (
-        "Stragglers by step",
-        """step, straggler, cost_ns: cost, cost_frac: share of step, step_ns: step time,
-        collectives""",
-        "no steps are marked",
-    ),
-    "context": (
-        "What stragglers did while others waited",
-        """rank: straggler, step, side, name: activity, within, kind, overlap_ns: time,
-        overlap_frac: share of delay""",
-        "no stragglers",
-    ),
-    "clocks": (
-        "Clock offsets",
-        "rank, n: collectives, offset_ns: offset, residual_ns: residual, applied: corrected",
-        "unknown",
-    ),
-}
-
-#: Columns that a narrow terminal hides first.
-_HIDE_FIRST = {
-    "delayed": ("device", "last_rank", "message_bytes", "arrival_delay_ns"),
-    "ranks": ("host", "n", "overlap_frac", "idle_ns", "outliers", "times_last"),
-    "outliers": ("z", "overlapped_by", "compute_ns", "at_ns", "factor"),
-    "outlier_collectives": ("overlapped_by", "compute_ns", "at_ns", "factor", "message_bytes"),
-    "groups": (
-        *("share_frac", "algbw_gbps", "p95_ns", "link", "outliers", "kernel", "group", "p99_ns"),
-        *("dtype", "link_frac"),
-    ),
-    "collectives": ("end_skew_ns", "first_rank", "group", "dtype", "arrival_delay_ns"),
-}
-
-#: Tables printed only in detail.
-DETAILS = ("collectives", "steps", "context", "clocks", "places", "loads_by_step")
-
+#: Title, columns and how to print each table.
+_TABLES = packaged("analyzers/comm_outliers/tables.toml")
 #: Columns that compare ranks.
 _COMPARING = ("wait_ns", "imposed_ns", "times_last", "straggler_steps", "straggler_frac")
 
@@ -147,12 +31,19 @@ def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = Tru
         more: suffix of the title.
         several: whether there are several ranks to compare.
     """
-    title, text, empty = _TABLES[name]
-    columns = headings(text)
+    about = _TABLES[name]
+    columns = headings(about["columns"])
     if not several:
         columns = {key: label for key, label in columns.items() if key not in _COMPARING}
-    how = {"empty": empty, "detail": name in DETAILS, "hide_first": _HIDE_FIRST.get(name, ())}
-    return table_of_known(name, title + more, frame, columns, **how)
+    return table_of_known(
+        name,
+        about["title"] + more,
+        frame,
+        columns,
+        empty=about["empty"],
+        detail=about.get("detail", False),
+        hide_first=tuple(about.get("hide_first", ())),
+    )
 
 
 # --- charts --------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Result of the CUDA API analysis: data, findings, verdict, notes, tables and charts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.analyzers.common.names import distinct, matcher, named
 from traceanalyzer.drawings import Chart
+from traceanalyzer.files import packaged
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
@@ -247,71 +248,20 @@ class Finding:
         advice: what to do.
     """
 
-    rule: str | None
     what: str
     one: str
     several: str
     advice: str
+    rule: str | None = None
 
     def sentence(self, n: int) -> str:
         """Return the subject of a sentence on ``n`` calls."""
         return self.one if n == 1 else self.several
 
 
-FINDINGS: Mapping[str, Finding] = {
-    ASYNC_PAGEABLE: Finding(
-        rule="cuda_memcpy_async",
-        what="async copy, pageable memory",
-        one="asynchronous copy from or to pageable memory",
-        several="asynchronous copies from or to pageable memory",
-        advice="pin the host memory (PyTorch: pin_memory=True, and copy with non_blocking=True); "
-        "otherwise they run like synchronous copies",
-    ),
-    SYNC_MEMCPY: Finding(
-        rule="cuda_memcpy_sync",
-        what="synchronous copy",
-        one="copy by a synchronous call",
-        several="copies by synchronous calls",
-        advice="copy asynchronously on a stream, from or to pinned memory",
-    ),
-    SYNC_PINNED: Finding(
-        rule="cuda_memcpy_sync",
-        what="synchronous copy, pinned",
-        one="copy of pinned or managed memory by a synchronous call",
-        several="copies of pinned or managed memory by synchronous calls",
-        advice="copy asynchronously on a stream (PyTorch: non_blocking=True); managed memory can "
-        "be prefetched instead (cudaMemPrefetchAsync)",
-    ),
-    SYNC_MEMSET: Finding(
-        rule="cuda_memset_sync",
-        what="synchronous memset, host memory",
-        one="memset of pinned or managed memory by a synchronous call",
-        several="memsets of pinned or managed memory by synchronous calls",
-        advice="set the memory asynchronously on a stream",
-    ),
-    VALUE_READ: Finding(
-        rule=None,
-        what="value read from the device",
-        one=f"blocking read of a value (at most {_VALUE_BYTES} B) from the device",
-        several=f"blocking reads of values (at most {_VALUE_BYTES} B each) from the device",
-        advice="read values less often or several at once, and keep them on the device until "
-        "then; pinned memory does not help. No time is lost if the device is busy meanwhile",
-    ),
-    SYNC_CALL: Finding(
-        rule="cuda_api_sync",
-        what="waits for the device",
-        one="call that waits for the device",
-        several="calls that wait for the device",
-        advice="traceanalyzer launches shows where they are called and how long the device is idle",
-    ),
-    ALLOC_IN_LOOP: Finding(
-        rule=None,
-        what="allocates between launches",
-        one="call that allocates or frees memory between the first and the last launch",
-        several="calls that allocate or free memory between the first and the last launch",
-        advice="allocate before the loop and reuse the memory, or use a pool (stream-ordered "
-        "allocation, the caching allocator of the framework)",
-    ),
+FINDINGS = {
+    name: Finding(**{key: text.format(bytes=_VALUE_BYTES) for key, text in texts.items()})
+    for name, texts in packaged("analyzers/cuda_api/findings.toml").items()
 }
 
 ID = pl.Enum(tuple(FINDINGS))

@@ -1,4 +1,4 @@
-"""Causes of idle time: how each is recognised, its heading and its advice.
+"""Causes of idle time: how each is recognised, and (in ``causes.toml``) its heading and its advice.
 
 An idle moment that matches several causes belongs to the first of them. Host activity is classified
 by the names of the slices that run on the threads that launch the device's kernels.
@@ -6,7 +6,8 @@ by the names of the slices that run on the threads that launch the device's kern
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.gpu_api import CUPY, XLA, Api
+from traceanalyzer.analyzers.common.gpu_api import Api
+from traceanalyzer.files import packaged
 from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
 
 BUSY = "busy"
@@ -28,26 +29,10 @@ LAUNCH = "launch_overhead"
 HOST_CODE = "host_code"
 UNKNOWN = "unknown"
 
-#: Causes of idle time and their headings in tables; the first that matches counts.
-NAMES = {
-    PROFILER: "profiler overhead",
-    SHORT_GAP: "short gaps",
-    DEVICE_WAIT: "device-side wait",
-    DATALOADING: "data loading",
-    BATCH_COPY: "copying data to the GPU",
-    SMALL_COPIES: "small blocking copies",
-    COMMUNICATOR: "communicator creation",
-    MODULE_LOADING: "module loading",
-    GRAPH_BUILDING: "graph building",
-    SYNCHRONISATION: "synchronisation",
-    MEMORY_MANAGEMENT: "memory management",
-    CHECKPOINT_IO: "checkpoints and files",
-    PEER: "waiting for other ranks",
-    API_CALLS: "other API calls",
-    LAUNCH: "launch overhead",
-    HOST_CODE: "other host code",
-    UNKNOWN: "unknown",
-}
+#: Causes of idle time and their texts; the first that matches counts.
+_TEXTS = packaged("analyzers/gpu_idle/causes.toml")
+#: Their headings in tables.
+NAMES: dict[str, str] = {cause: texts["heading"] for cause, texts in _TEXTS.items()}
 CAUSES = tuple(NAMES)
 #: Causes of gaps in which the operating system may have stopped the host.
 STOPPED = (LAUNCH, HOST_CODE)
@@ -199,26 +184,7 @@ COMPILED_GRAPH = r"^## Call CompiledFxGraph"
 # --- texts ---------------------------------------------------------------------------------
 
 #: Causes in a sentence: "the largest part is waiting for the data loader".
-WAITING = {
-    PROFILER: "waiting for the profiler (overhead of the recording)",
-    SHORT_GAP: "in short gaps between kernels",
-    DEVICE_WAIT: "waiting for an event, another GPU or another process although the next work is "
-    "queued",
-    DATALOADING: "waiting for the data loader",
-    BATCH_COPY: "waiting while the host copies data to the GPU",
-    SMALL_COPIES: "waiting while the host copies small buffers to the GPU one by one",
-    COMMUNICATOR: "waiting while the host creates communicators",
-    MODULE_LOADING: "waiting while CUDA loads the code of kernels (module loading)",
-    GRAPH_BUILDING: "waiting while the host captures or instantiates a CUDA graph",
-    SYNCHRONISATION: "waiting while the host waits for results (synchronisation)",
-    MEMORY_MANAGEMENT: "waiting while the host allocates or frees device memory",
-    CHECKPOINT_IO: "waiting for checkpoints or files",
-    PEER: "waiting for other ranks",
-    API_CALLS: "waiting while the host is in other CUDA calls",
-    LAUNCH: "waiting for the host to launch kernels",
-    HOST_CODE: "waiting for other host code",
-    UNKNOWN: "waiting for an unknown cause (no host activity recorded)",
-}
+WAITING: dict[str, str] = {cause: texts["waiting"] for cause, texts in _TEXTS.items()}
 #: Gaps of equal length in graph replays, and advice for them.
 GRAPH_GAPS = "in gaps between the kernels of graph replays"
 CHECK_GRAPH_GAPS = (
@@ -250,66 +216,6 @@ RECORD_ONCE = (
 )
 #: Advice for programs with an optimizer.
 _OPTIMIZERS = ", fused optimizers"
-#: Advice by cause, without the period.
-_ADVICE = {
-    PROFILER: "Record less (fewer kinds of events, fewer steps)",
-    SHORT_GAP: f"Use fewer, larger kernels (torch.compile, CUDA graphs{_OPTIMIZERS})",
-    DATALOADING: "Use more loader workers (num_workers, prefetch_factor, persistent_workers), "
-    "cheaper transforms or faster storage",
-    BATCH_COPY: "Overlap copies with kernels (DataLoader(pin_memory=True) and .to(device, "
-    "non_blocking=True))",
-    SMALL_COPIES: "Copy once instead of many times (collect the data in one pinned buffer, or keep "
-    "it on the device), and asynchronously (non_blocking=True)",
-    COMMUNICATOR: "Create communicators once, before the loop",
-    MODULE_LOADING: "Load each module once, before the timed part (warm-up steps, "
-    "CUDA_MODULE_LOADING=EAGER), and keep what loads it: plans (cuFFT), handles and compiled "
-    "kernels that are created and destroyed in each step load it again",
-    GRAPH_BUILDING: "Instantiate the graph once and replay it; if only parameters change, update "
-    "it (cudaGraphExecUpdate, cudaGraphExecKernelNodeSetParams). An update fails if nodes or their "
-    "dependencies changed: keep them equal in each capture",
-    SYNCHRONISATION: "Avoid synchronisation in the loop (.item(), .cpu(), print of a tensor, "
-    "torch.cuda.synchronize), so that the host can run ahead",
-    MEMORY_MANAGEMENT: "Keep allocations steady to avoid these calls (no empty_cache in the loop, "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)",
-    CHECKPOINT_IO: "Load before the loop, and save asynchronously or less often "
-    "(torch.distributed.checkpoint.async_save)",
-    PEER: "Look for ranks that arrive late at collectives (comm-outliers, files of all ranks)",
-    LAUNCH: "Reduce the number of launches (CUDA graphs, torch.compile, larger batches"
-    f"{_OPTIMIZERS})",
-    API_CALLS: "Call these functions once before the loop, and keep what they return",
-}
-#: Other advice for programs without PyTorch.
-_ADVICE_ELSEWHERE = {
-    SHORT_GAP: "Use fewer, larger kernels (fusion, CUDA graphs)",
-    DATALOADING: "Use more loader threads, more prefetching, or faster storage",
-    BATCH_COPY: "Overlap copies with kernels (pinned host memory by cudaMallocHost, and "
-    "cudaMemcpyAsync on a separate stream)",
-    SMALL_COPIES: "Copy once instead of many times (collect the data in one pinned buffer, or keep "
-    "it on the device), and asynchronously (cudaMemcpyAsync)",
-    SYNCHRONISATION: "Reduce the number of calls that wait for the device (cudaDeviceSynchronize, "
-    "cudaStreamSynchronize, synchronous copies), so that the host can run ahead",
-    MEMORY_MANAGEMENT: "Allocate once before the loop, or from a pool (cudaMallocAsync)",
-    CHECKPOINT_IO: "Read files before the loop, and write them from another thread",
-    LAUNCH: "Reduce the number of launches (CUDA graphs, larger kernels, fusion)",
-}
-#: Other advice for programs of a framework without PyTorch.
-_ADVICE_OF = {
-    XLA: {
-        SHORT_GAP: "Use fewer, larger kernels (jax.jit, tf.function(jit_compile=True))",
-        BATCH_COPY: "Put inputs on the device ahead of their step (jax.device_put, tf.data "
-        "prefetch)",
-        LAUNCH: "Reduce the number of launches: compile the whole step (jax.jit, "
-        "tf.function(jit_compile=True)), as each operation outside is a program of its own; "
-        "lax.scan or lax.fori_loop instead of Python loops",
-    },
-    CUPY: {
-        BATCH_COPY: "Overlap copies with kernels (cupyx.empty_pinned, and array.set on a stream "
-        "of its own)",
-        LAUNCH: "Reduce the number of launches: join operations into one kernel (cupy.fuse, "
-        "cupy.ElementwiseKernel, cupy.ReductionKernel); if shapes do not change, capture a step "
-        "as a CUDA graph (stream.begin_capture, end_capture) and launch that",
-    },
-}
 #: Advice for a loader without workers.
 IN_PROCESS = (
     "The DataLoader runs in the main process (num_workers=0): load data in worker processes "
@@ -368,14 +274,6 @@ READING = (
     "thread){lines}."
 )
 READING_LINES = ", and do not wait for a terminal or pipe between GPU work"
-_WITHOUT_GAIN = {
-    DEVICE_WAIT: "Check what the stream waits for: an event of another stream "
-    "(cudaStreamWaitEvent), another GPU, or another process on this GPU. The next work was "
-    "launched before the wait began, so fewer synchronising calls or faster launches would "
-    "not shorten it.",
-    UNKNOWN: "No host activity was recorded: {code}, to see what runs in these gaps.",
-}
-
 #: Advice on idle time while another GPU of the process runs, and while one has more work.
 EVENLY = "Divide the work between the GPUs evenly, by the time of its kernels."
 LAUNCH_ON_ALL = (
@@ -415,8 +313,9 @@ def advice(cause: str, program: Api, *, code: str) -> str:
         program: its API and framework.
         code: how to record the host, if the cause is unknown.
     """
-    if cause in _WITHOUT_GAIN:
-        return _WITHOUT_GAIN[cause].format(code=code)
-    texts = _ADVICE_ELSEWHERE | _ADVICE_OF.get(program.framework, {})
-    text = (_ADVICE if program.pytorch else _ADVICE | texts)[cause]
-    return f"{text if program.trains else text.replace(_OPTIMIZERS, '')}."
+    texts = _TEXTS[cause]
+    if without_gain := texts.get("without_gain"):
+        return str(without_gain).format(code=code)
+    others = () if program.pytorch else (program.framework, "elsewhere")
+    text = next(texts[name] for name in (*others, "advice") if name in texts)
+    return f"{text.format(optimizers=_OPTIMIZERS if program.trains else '')}."

@@ -4,53 +4,14 @@ from collections.abc import Callable, Sequence
 
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
+from traceanalyzer.files import packaged
 from traceanalyzer.units import format_bytes, format_count, format_first, format_ns, format_ranges
 
 #: Most ranks, operations of a chain, and lines in a sentence.
 _MOST_RANGES, _MOST_LINKS, _MOST_PLACES = 12, 4, 3
 
 #: What to try, by cause.
-ADVICE = {
-    "missing rank": "look at what the missing rank does (py-spy dump --pid PID): an exception that "
-    "was caught, a data loader, compilation, or a branch that only some ranks take",
-    "no dump": "look at the log of the rank without a dump: it may have crashed, been killed, or "
-    "hung before its watchdog started; on all ranks set TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
-    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
-    "stacks": "look at what {} does there: the other ranks wait in a collective",
-    "only stacks": "compare the lines; Flight Recorder dumps show the collectives of each rank "
-    "(TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1)",
-    "few dumps": "pass the dumps of {} too, or the folder that has them: they show which rank did "
-    "not enter it, or called another operation; of a rank that wrote none, look at its log",
-    "no record": "look at what the suspect rank does (py-spy dump --pid PID), and set a larger "
-    "TORCH_NCCL_TRACE_BUFFER_SIZE, so that the dump has its last operation in this group",
-    "type mismatch": "compare the code of both calls: ranks took different branches, or one "
-    "skipped or repeated a collective before",
-    "size mismatch": "compare the shapes of the tensors of that call: an uneven last batch, "
-    "padding, or parameters that only some ranks have",
-    "different lines": "these are two calls of the program, not two shapes of one: find why only "
-    "some ranks run {}: a branch by rank (a collective below 'if rank == 0'), or a collective that "
-    "was skipped or repeated before",
-    "extra call": "find why only {} called {}: a branch by rank (a barrier or a checkpoint below "
-    "'if rank == 0'), a retry, or more batches; all ranks must call it",
-    "left out call": "find why {} did not call {}: a branch by rank, an exception that was caught, "
-    "or fewer batches; all ranks must call it",
-    "left out": "look at what rank {} does before {}: it left out {}, or calls it later "
-    "(a rank without tokens, batch or gradients must call it, too)",
-    "dtype mismatch": "compare the dtypes of that call: autocast or a checkpoint of another "
-    "precision on one rank",
-    "not completed": "check the network and the GPUs, not the program: NCCL_DEBUG=INFO, dmesg for "
-    "Xid errors, and all_reduce_perf of nccl-tests on these nodes",
-    "partly completed": "check the GPU and the network of the rank where it did not complete: "
-    "NCCL_DEBUG=INFO, and dmesg for Xid errors",
-    "not started": "look at what the GPU of that rank runs: a kernel that does not end, or "
-    "collectives of several groups that ranks enqueue in different orders",
-    "unknown peer": "record the single sends and receives with a newer PyTorch, or use py-spy dump "
-    "on these ranks",
-    "deadlock": "call collectives, sends and receives of several groups in the same order on all "
-    "ranks, or batch them (torch.distributed.batch_isend_irecv)",
-    "crossed": "let one of two ranks send while the other receives: change the order of these "
-    "calls on one of them, or batch both (torch.distributed.batch_isend_irecv)",
-}
+ADVICE: dict[str, str] = packaged("analyzers/hang/advice.toml")
 
 #: Labels of a group by number; line of code of an operation on ranks.
 Labels = Callable[[int], str]

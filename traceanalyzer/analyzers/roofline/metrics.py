@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.files import packaged
+
 #: Substrings of the names of metrics that the analysis reads; display names of the details page
 #: and of roofline charts at the end.
 SUBSTRINGS = (
@@ -48,72 +50,13 @@ HMMA_884 = 512
 LATENCY_BELOW, BALANCED, NEAR_PEAK = 0.6, 0.1, 0.8
 SMALL_GRID = 1
 
-_PCT = ".pct_of_peak_sustained_"
 _CHART = {"Single Precision": "fp32", "Double Precision": "fp64", "Half Precision": "fp16"}
 
+_QUANTITIES = packaged("analyzers/roofline/metrics.toml")
 #: Metric -> quantity; the earlier metric of a quantity wins.
-_BY_METRIC: dict[str, str] = {
-    "gpu__time_duration.sum": "time_ns",
-    "gpu__time_duration.avg": "time_ns",
-    f"sm__throughput.avg{_PCT}elapsed": "sm_pct",
-    f"gpu__compute_memory_throughput.avg{_PCT}elapsed": "memory_pct",
-    f"gpu__dram_throughput.avg{_PCT}elapsed": "dram_pct",
-    f"dram__throughput.avg{_PCT}elapsed": "dram_pct",
-    f"l1tex__throughput.avg{_PCT}active": "l1_pct",
-    f"lts__throughput.avg{_PCT}elapsed": "l2_pct",
-    f"sm__warps_active.avg{_PCT}active": "occupancy_pct",
-    "sm__maximum_warps_per_active_cycle_pct": "theoretical_occupancy_pct",
-    f"sm__pipe_tensor_cycles_active.avg{_PCT}active": "tensor_pct",
-    f"sm__pipe_tc_cycles_active.avg{_PCT}active": "tensor_pct",
-    f"sm__pipe_tensor_cycles_active.avg{_PCT}elapsed": "tensor_pct",
-    f"sm__pipe_tc_cycles_active.avg{_PCT}elapsed": "tensor_pct",
-    f"sm__inst_executed_pipe_tensor.avg{_PCT}active": "tensor_pct",
-    **{
-        f"sm__pipe_tensor_{op}_cycles_active.avg{_PCT}{of}": "tensor_pct"
-        for of in ("active", "elapsed")
-        for op in ("op_hmma", "subpipe_hmma", "op_imma", "subpipe_imma", "op_dmma", "subpipe_dmma")
-    },
-    "sm__inst_executed_pipe_tensor.sum": "tensor_instructions",
-    "launch__waves_per_multiprocessor": "waves",
-    "launch__registers_per_thread": "registers",
-    **{
-        f"{unit}__cycles_elapsed.avg.per_second": f"{unit}_hz"
-        for unit in ("sm", "smsp", *LEVELS.values())
-    },
-    "dram__bytes.sum": "dram_bytes",
-    "dram__bytes.sum.per_second": "dram_bps",
-    "dram__bytes_read.sum": "dram_read_bytes",
-    "dram__bytes_op_read.sum": "dram_read_bytes",
-    "dram__bytes_write.sum": "dram_write_bytes",
-    "dram__bytes_op_write.sum": "dram_write_bytes",
-    "dram__sectors_read.sum": "dram_read_sectors",
-    "dram__sectors_write.sum": "dram_write_sectors",
-    "lts__t_bytes.sum": "lts_bytes",
-    "lts__t_bytes.sum.per_second": "lts_bps",
-    "lts__t_sectors.sum": "lts_sectors",
-    "l1tex__t_bytes.sum": "l1tex_bytes",
-    "l1tex__t_bytes.sum.per_second": "l1tex_bps",
-    "dram__bytes.sum.peak_sustained": "dram_peak",
-    "lts__t_bytes.sum.peak_sustained": "lts_peak",
-    "l1tex__t_bytes.sum.peak_sustained": "l1tex_peak",
-}
-#: Display name (and its unit) -> quantity, on the details page.
-_BY_DISPLAY: dict[tuple[str, str], str] = {
-    ("Duration", "ns"): "time_ns",
-    ("Compute (SM) Throughput", "%"): "sm_pct",
-    ("Compute (SM) [%]", "%"): "sm_pct",
-    ("SM [%]", "%"): "sm_pct",
-    ("Memory [%]", "%"): "memory_pct",
-    ("Memory Throughput", "%"): "memory_pct",
-    ("DRAM Throughput", "%"): "dram_pct",
-    ("L1/TEX Cache Throughput", "%"): "l1_pct",
-    ("L2 Cache Throughput", "%"): "l2_pct",
-    ("Achieved Occupancy", "%"): "occupancy_pct",
-    ("Theoretical Occupancy", "%"): "theoretical_occupancy_pct",
-    ("Memory Throughput", "byte/s"): "dram_bps",
-    ("Waves Per SM", ""): "waves",
-    ("Registers Per Thread", "register/thread"): "registers",
-}
+_BY_METRIC: dict[str, str] = _QUANTITIES["metrics"]
+#: Unit and display name -> quantity, on the details page.
+_BY_DISPLAY: dict[str, dict[str, str]] = _QUANTITIES["display"]
 _SASS = re.compile(
     r"(?:smsp|sm)__sass_thread_inst_executed_op_([dfh](?:add|mul|fma)2?)_pred_on\.sum"
     r"(\.per_cycle_elapsed|\.peak_sustained)?"
@@ -145,7 +88,7 @@ def quantity(section: str, label: str, metric: str, unit: str) -> tuple[str, int
         return f"tensor_{_ENDINGS[tensor['of']]} {name}", 0
     if label:
         return _of_chart(label, metric)
-    display = _BY_DISPLAY.get((metric, unit))
+    display = _BY_DISPLAY.get(unit, {}).get(metric)
     if display == "memory_pct" and section and "Speed Of Light" not in section:
         return None
     return (display, _LAST) if display else None
