@@ -192,23 +192,48 @@ def test_without_a_wait_the_host_runs_ahead() -> None:
     assert one.gain_frac == pytest.approx(40 / 140, rel=0.03)
 
 
-def slow_launches(steps: int = 4, kernels: int = 40) -> Trace:
-    """Return steps of kernels of 10 us; after the first ones, each waits for its launch."""
+def slow_launches(each_us: int = 20, *, operators: bool = True, kernels: int = 40) -> Trace:
+    """Return steps of kernels of 10 us; after the first ones, each waits for its launch.
+
+    Args:
+        each_us: time from launch to launch.
+        operators: they were recorded, too.
+        kernels: number of kernels in a step.
+    """
     events: list[dict[str, Any]] = []
-    length = kernels * 20 * US
-    for number in range(steps * kernels):
-        at, ids = number * 20 * US, {"correlation": number + 1}
+    length = kernels * each_us * US
+    for number in range(4 * kernels):
+        at, ids = number * each_us * US, {"correlation": number + 1}
         if number % kernels == 0:
             events.append(step(number // kernels, at, length))
             free = at
         start = max(at + 15 * US, free + 2 * US)
         free = start + (150 * US if number % kernels == 0 else 10 * US)
         events += [
-            host("cpu_op", "aten::mul", at, 19 * US),
+            *[host("cpu_op", "aten::mul", at, (each_us - 1) * US)] * operators,
             host("cuda_runtime", "cudaLaunchKernel", at + 10 * US, 5 * US, **ids),
             device(GEMM, start, free - start, **ids),
         ]
     return trace(events)
+
+
+@pytest.mark.parametrize(
+    ("run", "severity", "confidence", "gain"),
+    [
+        (slow_launches(), "info", "low", 0.22),
+        (slow_launches(200), "critical", "high", 0.93),
+        (slow_launches(operators=False), "critical", "high", 0.22),
+    ],
+    ids=["as slow as the profiler makes it", "slower than that", "nothing that slows the host"],
+)
+def test_what_the_profiler_may_cause_is_no_certain_problem(
+    run: Trace, severity: str, confidence: str, gain: float
+) -> None:
+    """An operator and two calls for each kernel cost at most 15 us, beside launches of 5 us."""
+    one = by_id(ta.diagnose(run))["launch-bound"]
+    assert (one.severity, one.confidence) == (severity, confidence)
+    assert (one.gain_basis == "bound") == (confidence == "low")
+    assert one.gain_frac == pytest.approx(gain, abs=0.01)
 
 
 def test_without_launch_overhead_the_gaps_of_queued_kernels_remain() -> None:

@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.clocks import OWNER
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import (
     MEMORY_CALLS,
@@ -38,7 +39,7 @@ from traceanalyzer.findings.busy import OF_MANY_FRAC
 from traceanalyzer.findings.communication import COALESCE
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
-from traceanalyzer.findings.rule import RULE_OF, Answers, Rule
+from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Rule
 from traceanalyzer.findings.straggling import MOVE_LAYERS
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Finding
@@ -64,6 +65,11 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict
 )
 #: Rules about slow kernels: their names, and how many times as fast they can be.
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
+#: Rules about time of the host, which the profiler makes longer, and how to check them.
+_SLOWED = (IDLE_RULES[causes.LAUNCH], IDLE_RULES[causes.HOST_CODE])
+_CHECK = "First measure a step without the profiler (or with nsys): is it as long? If it is: "
+#: What else is left of a critical gain is a warning.
+_LEAST_LEFT = 0.02
 #: A finding whose lost time is so many times as rare in a sample of steps is not in it.
 _RARE = 4
 #: Waits for the device, and the small copies that read its results.
@@ -155,8 +161,12 @@ def with_gains(
             without.append(known)
             continue
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
-        kept.append(replace(known, severity=severity))
-        if frac >= NO_GAIN:
+        known = replace(known, severity=severity)
+        if one.id in _SLOWED and severity != "info" and not one.ranks and one.step is None:
+            least = _share([inside], replay.unprofiled("profiler_most_frac"), counted) * factor
+            known = _with_least(known, min(least, frac), by_id[one.id])
+        kept.append(known)
+        if frac >= NO_GAIN and known.gain_basis == "replay":
             removed.append(inside)
     together = 0.0
     if len(removed) > 1:
@@ -165,6 +175,27 @@ def with_gains(
     return Gains(
         tuple(kept), tuple(without), together * step_ns, together, replay.error_frac,
         sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
+    )  # fmt: skip
+
+
+def _with_least(one: Finding, least: float, rule: Rule) -> Finding:
+    """Return a finding rated by the gain that it has if the profiler takes the most that is usual.
+
+    If that is less than half of its gain, or less severe, the profiler may cause it.
+    """
+    rated = rule.severity(least, one.confidence) or "info"
+    if rated == one.severity and 2 * least >= (one.gain_frac or 0.0):
+        return one
+    if one.severity == "critical" and least >= _LEAST_LEFT:
+        rated = "warning"
+    text = (
+        f"Gain without the profiler: {format_frac(least)} to {format_frac(one.gain_frac)}, because "
+        "it is not known how much it slows the host."
+    )
+    return replace(
+        one, severity=rated, title=f"{one.title.rstrip('.')}, which the profiler may cause.",
+        gain_basis="bound", confidence="low", evidence=(text, *one.evidence),
+        advice=f"{_CHECK}{one.advice}",
     )  # fmt: skip
 
 
@@ -250,7 +281,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         unknown = alone or not replay.has_work_after(one.intervals)
         # the host itself may take the time for the next batch, which workers would deliver earlier
         late = replay.waits_for_batches() / replay.whole_ns
-        hidden = 0 < late < cost and 2 * frac < cost
+        hidden = 0 < late < cost and 2 * frac < cost and one.id != _SLOWED[0]
         return None if hidden or (unknown and frac < NO_GAIN) else frac
     return None
 

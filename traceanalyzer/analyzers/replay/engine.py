@@ -733,12 +733,15 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
     return times, error
 
 
-def unprofiled(job: Job, unchanged: list[Times]) -> tuple[Job, list[Times]]:
+def unprofiled(
+    job: Job, unchanged: Sequence[Times], column: str = "profiler_frac"
+) -> tuple[Job, Sequence[Times]]:
     """Return the job and its replay without the time that the profiler takes of the host.
 
-    They are those given if the profiler takes less than 1 % of the steps; see :mod:`.profiler`.
+    They are those given if the profiler takes less than 1 % of the steps. The column has its share,
+    see :mod:`.profiler`.
     """
-    left = [1 - one.calls["profiler_frac"].to_numpy() for one in job.programs]
+    left = [1 - one.calls[column].to_numpy() for one in job.programs]
     if all((one == 1).all() for one in left):
         return job, unchanged
     each = zip(job.weights, left, strict=True)

@@ -72,8 +72,7 @@ def calls(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame
     since = pl.min_horizontal(pl.coalesce(pl.col("end").cum_max().shift(1), begin), "start")
     return rows.with_columns(
         step, since=since, thread=pl.lit(-1, pl.Int64), call_ns=0.0, tail_ns=0.0,
-        profiler_frac=0.0,
-        group=pl.lit(None, pl.String),
+        profiler_frac=0.0, profiler_most_frac=0.0, group=pl.lit(None, pl.String),
         **{name: pl.lit(value, pl.Int64) for name, value in main.items()},
     ), ran.drop("launched")  # fmt: skip
 

@@ -100,9 +100,9 @@ class Program(clocks.Origin):
         calls: host calls that launch device work or wait for it, in order: name, start, end; thread
             (threads that launch kernels count as one), loader_ns, launch_ns, code_ns: the time
             since the previous call of the thread in the data loader, in operators and calls, in
-            other code; profiler_frac, what the profiler takes of the last two; call_ns, the
-            time in the call without waiting, and while a graph is captured; tail_ns, from the end
-            of the work that the call waits for to the end of the call; kind: ``synchronise``,
+            other code; profiler_frac, profiler_most_frac, see :func:`.profiler.shares`; call_ns,
+            the time in the call without waiting, and while a graph is captured; tail_ns, from the
+            end of the work that the call waits for to its end; kind: ``synchronise``,
             ``allocate``, ``copy``, ``queue``, ``collective``, ``run`` (an operator, without
             devices), ``pause`` (after it the thread waits, without a recorded call), those of
             :data:`OF_CALLS`, which do not wait, or null; step
@@ -188,7 +188,7 @@ def measure(
     collectives = communication(trace)
     steps = device_steps.device_steps(trace) if steps is None else steps
     calls = _calls(trace, launched_by, collectives, steps)
-    calls = calls.with_columns(profiler_frac=profiler.share(trace, calls))
+    calls = calls.hstack(profiler.shares(trace, calls))
     order, call = _launch_order(calls, work, launched_by)
     work, call = work[order], call[order]
     launched_at = calls["start"].gather(pl.Series(call).replace(-1, None))

@@ -1,7 +1,7 @@
 """The replayed run, for the gains of findings."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -48,6 +48,16 @@ class Replay(Result):
     times: Sequence[engine.Times]
     unprofiled_frac: float
     as_recorded: tuple[Job, Sequence[engine.Times]]
+
+    def unprofiled(self, column: str = "profiler_frac") -> "Replay":
+        """Return it without the time that the profiler takes; see :func:`.engine.unprofiled`."""
+        job, times = engine.unprofiled(*self.as_recorded, column)
+        shorter, whole = (
+            sum(engine.step_times(job, [one.end for one in run]))
+            for run in (times, self.as_recorded[1])
+        )
+        whole_ns, frac = _whole_ns(job, times), shorter / whole
+        return replace(self, job=job, times=times, whole_ns=whole_ns, unprofiled_frac=frac)
 
     def gain_ns(
         self, weights: Sequence[Weights], ends: Mapping[str, int], lost: pl.DataFrame
@@ -211,14 +221,9 @@ def combine(parts: Sequence[Program], _options: ReplayOptions) -> Replay:
     sample.require_few(sum(one.work.height for one in some), len(some))
     job = engine.job_of(some)
     recorded, error = engine.checked_replay(job)
-    without, times = engine.unprofiled(job, recorded)
     others = bool(changes.unexplained(job.timed[0]).any())
-    shorter, whole = (
-        sum(engine.step_times(job, [one.end for one in run])) for run in (times, recorded)
-    )
-    return Replay(
-        without, _whole_ns(job, times), error, others, times, shorter / whole, (job, recorded)
-    )
+    whole = _whole_ns(job, recorded)
+    return Replay(job, whole, error, others, recorded, 1.0, (job, recorded)).unprofiled()
 
 
 measure = partial(sample.measure, is_limited=True)
