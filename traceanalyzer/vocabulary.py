@@ -1,5 +1,7 @@
 """Vocabulary: event kinds, their spellings in each profiler, and names of communication.
 
+Lists of words are in ``vocabulary.toml``.
+
 Kinds use the spelling of Kineto's activity types. Sources: Kineto's ``ActivityType.cpp`` over the
 years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
 """
@@ -7,6 +9,8 @@ years, NCCL's kernel names since 2.4, ``ParamCommsUtils.hpp``.
 import re
 from functools import lru_cache
 from typing import NamedTuple
+
+from traceanalyzer.files import packaged
 
 #: Suffix of the damage text of a truncated compressed file.
 TRUNCATED = "the file is truncated"
@@ -32,62 +36,13 @@ SHARING = "{} processes share a GPU and count as one device; give each process i
 #: Page faults of managed memory, on a device or, without one, on the host.
 PAGE_FAULT = "page_fault"
 
+_NAMES = packaged("vocabulary.toml")
+
 #: Actions in the history of PyTorch's allocator, in the spelling of memory snapshots.
-ALLOCATOR_KINDS: tuple[str, ...] = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
-    "annotate",
-)
+ALLOCATOR_KINDS: tuple[str, ...] = tuple(_NAMES["kinds"]["allocator"])
 
 #: Values of the ``kind`` column, in the order of the Enum.
-KINDS: tuple[str, ...] = (
-    # host, in Kineto's spelling
-    "cpu_op",
-    "user_annotation",
-    "python_function",
-    "cpu_instant_event",
-    "cuda_runtime",
-    "cuda_driver",
-    "cuda_event",
-    "overhead",
-    "xpu_runtime",
-    "xpu_driver",
-    "mtia_runtime",
-    "glow_runtime",
-    "privateuse1_runtime",
-    "privateuse1_driver",
-    # device
-    "kernel",
-    "gpu_memcpy",
-    "gpu_memset",
-    "gpu_user_annotation",
-    "cuda_sync",
-    "cuda_profiler_range",
-    "collective_comm",
-    "hpu_op",
-    "mtia_ccp_events",
-    "mtia_insight",
-    # other profilers
-    "nvtx",
-    "osrt",
-    "mpi",
-    "sched",
-    "page_fault",
-    "sample",
-    "async",
-    "object",
-    *ALLOCATOR_KINDS,
-    # marks of the profiler itself, and all other events
-    "trace",
-    "other",
-)
+KINDS: tuple[str, ...] = tuple(kind for group in _NAMES["kinds"].values() for kind in group)
 
 #: Ranges marked by users and libraries.
 ANNOTATION_KINDS: tuple[str, ...] = ("user_annotation", "nvtx")
@@ -178,22 +133,13 @@ def call_class(name: str) -> str:
     return next((one for one, test in _CLASS_TESTS if test.search(name)), OTHER_CALL)
 
 
+def _by_name(names: dict[str, list[str]]) -> dict[str, str]:
+    """Return the key of each name in lists of names."""
+    return {name: key for key, listed in names.items() for name in listed}
+
+
 #: Kinds by lower-case ``cat`` of Chrome traces, if the spelling differs from the kind's name.
-CATEGORY_ALIASES: dict[str, str] = {
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-    "hip_runtime": "cuda_runtime",
-    "cuda_memcpy": "gpu_memcpy",
-    "cuda_memset": "gpu_memset",
-    "cudaevent": "cuda_event",
-    # work on other accelerators
-    "mlu_runtime": "cuda_runtime",
-    **{f"mlu_{work}": f"gpu_{work}" for work in ("memcpy", "memset", "user_annotation")},
-    "mtia_ccp_events": "kernel",
-    "collective_comm": "kernel",
-}
+CATEGORY_ALIASES = _by_name(_NAMES["categories"])
 
 #: All spellings of ``cat`` by kind, for byte searches.
 SPELLINGS: dict[str, tuple[str, ...]] = {
@@ -232,31 +178,7 @@ COMMUNICATION_PATTERN = (
 
 #: Every name of communication, on device or host, contains at least one of these substrings. Other
 #: names do too (``__amd_rocclr_copyBuffer``): :func:`is_communication` decides.
-COMMUNICATION_TERMS: tuple[str, ...] = (
-    "ccl",
-    "cross_device_reduce",
-    "allreduce_fusion",
-    "userbuffers",
-    "deep_ep",
-    "nvshmem",
-    "multimem",
-    "lamport",
-    "quickreduce",
-    "symmetric_memory",
-    "symm_mem",
-    "one_shot",
-    "two_shot",
-    "oneshot",
-    "twoshot",
-    "epdispatch",
-    "epcombine",
-    *("all-", "reduce-scatter", "collective-permute"),
-    "gloo:",
-    "mpi:",
-    "ucc:",
-    "record_param_comms",
-    "c10d::",
-)
+COMMUNICATION_TERMS: tuple[str, ...] = tuple(_NAMES["communication"]["terms"])
 
 #: Host events that are a collective: CPU back ends run it, NCCL only enqueues it.
 HOST_COLLECTIVE_PREFIXES: tuple[str, ...] = ("gloo:", "mpi:", "ucc:")
@@ -269,34 +191,7 @@ PARAM_COMMS = "record_param_comms"
 NCCL_CALL = r"nccl(?:All|Broadcast|Bcast|Reduce|Send|Recv|Gather|Scatter)\w*$"
 
 #: NCCL's spelling of the collectives, by the letters of the name in a profiler.
-_COLLECTIVES: dict[str, str] = {
-    "allreduce": "all_reduce",
-    "allreducecoalesced": "all_reduce",
-    "allgather": "all_gather",
-    "allgatherbase": "all_gather",
-    "allgatherv": "all_gather",
-    "allgatherintotensor": "all_gather",
-    "allgatherintotensorcoalesced": "all_gather",
-    "reducescatter": "reduce_scatter",
-    "reducescatterbase": "reduce_scatter",
-    "reducescattertensor": "reduce_scatter",
-    "reducescattertensorcoalesced": "reduce_scatter",
-    "alltoall": "all_to_all",
-    "alltoallv": "all_to_all",
-    "alltoallbase": "all_to_all",
-    "broadcast": "broadcast",
-    "broadcastoop": "broadcast",
-    "bcast": "broadcast",
-    "reduce": "reduce",
-    "reduceoop": "reduce",
-    "gather": "gather",
-    "scatter": "scatter",
-    "send": "send",
-    "recv": "recv",
-    "sendrecv": "send_recv",
-    "barrier": "barrier",
-    "allbarrier": "barrier",
-}
+_COLLECTIVES = _by_name(_NAMES["collectives"])
 
 _KERNEL_COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|AllToAll|SendRecv|Broadcast|Reduce|Send|Recv)(?![a-z])"
@@ -314,23 +209,7 @@ def is_communication(kernel: str) -> bool:
 _COMMUNICATION = re.compile(COMMUNICATION_PATTERN)
 
 #: Bytes per element, by lower-case dtype in the spelling of c10, NCCL and numpy.
-DTYPE_BYTES: dict[str, int] = {
-    **dict.fromkeys(
-        ("double", "float64", "long", "int64", "long int", "uint64", "complexfloat"), 8
-    ),
-    **dict.fromkeys(("c10::complex<float>", "complex64"), 8),
-    **dict.fromkeys(("c10::complex<double>", "complex128", "complexdouble"), 16),
-    **dict.fromkeys(("float", "float32", "int", "int32", "uint32"), 4),
-    **dict.fromkeys(("half", "float16", "bfloat16", "c10::bfloat16", "c10::half"), 2),
-    **dict.fromkeys(("short", "int16", "uint16", "short int"), 2),
-    **dict.fromkeys(("byte", "char", "int8", "uint8", "bool", "signed char", "unsigned char"), 1),
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
-    **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
-    **dict.fromkeys(("c10::float8_e4m3fnuz", "c10::float8_e5m2fnuz"), 1),
-    **dict.fromkeys(("float8_e8m0fnu", "c10::float8_e8m0fnu"), 1),
-    # two numbers of four bits each
-    **dict.fromkeys(("float4_e2m1fn_x2", "c10::float4_e2m1fn_x2"), 1),
-}
+DTYPE_BYTES = {dtype: int(size) for dtype, size in _by_name(_NAMES["dtypes"]).items()}
 
 
 def dtype_bytes(dtype: str | None) -> int | None:
@@ -451,35 +330,8 @@ class EngineStep(NamedTuple):
     pattern: str
 
 
-#: Annotations of inference engines around a step. A range of vLLM until 2025-12 says which requests
-#: are new; later parts of a prompt that is processed in parts count as decode there.
-ENGINE_STEPS = (
-    EngineStep("vLLM", "#22496, 2025-08", r"execute_new_(?P<prefills>\d+)_cached_(?P<decodes>\d+)"),
-    EngineStep(  # #37524 (2026) adds sums of squares: sq0sk0sqsq0sqsk0
-        "vLLM",
-        "#31193, 2025-12",
-        r"execute_(?:\d+_)?context_(?P<prefills>\d+)\((?:sq)?(?P<prefill_tokens>\d+)[^)]*\)"
-        r"_generation_(?P<decodes>\d+)\((?:sq)?(?P<decode_tokens>\d+)[^)]*\)",
-    ),
-    EngineStep("vLLM", "diffusion", r"execute_(?P<mode>diffusion)_(?P<batch>\d+)_\d+x\d+"),
-    EngineStep(  # #24911 (2026-07) adds sums: step[EXTEND bs=2 toks=12 c_sqsq=80 ...]
-        "SGLang",
-        "2025",
-        r"step\[(?P<mode>[A-Za-z_]+) (?:raw_bs=\d+ )?bs=(?P<batch>\d+)(?: toks=(?P<tokens>\d+))?"
-        r".*\]",
-    ),
-    EngineStep(  # the number of the step and the tokens came later
-        "TensorRT-LLM",
-        "PyTorch backend, 2025",
-        r"\[Executor\] _forward_step(?: \d+)?: (?P<prefills>\d+) ctx reqs, "
-        r"(?:(?P<prefill_tokens>\d+) ctx tokens, )?(?P<decodes>\d+) gen reqs",
-    ),
-    EngineStep(
-        "ATOM",
-        "2026",
-        r"(?P<mode>prefill|decode)\[bs=(?P<batch>\d+)(?:/\d+)?(?: tok=(?P<tokens>\d+))?.*\]",
-    ),
-)
+#: Annotations of inference engines around a step.
+ENGINE_STEPS = tuple(EngineStep(**about) for about in _NAMES["engine_steps"])
 #: A step of any engine, without groups.
 ENGINE_STEP = "|".join(re.sub(r"\?P<\w+>", "?:", one.pattern) for one in ENGINE_STEPS)
 

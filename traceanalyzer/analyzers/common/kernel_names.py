@@ -19,6 +19,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
 from traceanalyzer.analyzers.common.names import frame_text, matching
+from traceanalyzer.files import packaged
 from traceanalyzer.vocabulary import COMMUNICATION_PATTERN
 
 #: Longer names are truncated before matching: compilers do not emit them, and matching takes time.
@@ -233,92 +234,20 @@ def _not_after(word: str) -> str:
     return f"(?:{'|'.join(parts)})"
 
 
-#: Patterns of whole names: generic kernels of ATen by their arguments, and communication. These
-#: and the next ones are for Python and polars, which has no lookaround.
-_GENERIC: dict[str, tuple[str, ...]] = {
-    COMMUNICATION: (COMMUNICATION_PATTERN.removeprefix("(?i)"),),
-    "norm": ("elementwise_kernel.*batch_norm",),
-    "copy": (r"::(vectorized_|unrolled_)?elementwise_kernel\w*<.*(copy_kernel|_device_to_device)",),
-    "elementwise": ("::(vectorized_|unrolled_|legacy::)?elementwise_kernel",),
-    "reduce": ("::reduce_kernel<",),
-    # loops over a functor of the program: its work is not known
-    OTHER: (r"Kokkos::.*ParallelFor\b", r"^(void )?RAJA::", "::for_each(_f<|::static_kernel)"),
-}
+def _patterns(of: str) -> dict[str, tuple[str, ...]]:
+    """Return the patterns of ``kernel_families.toml`` without lookaround, which polars lacks."""
+    return {
+        one: tuple(
+            re.sub(r"\(\?<!(\w+)\)", lambda word: _not_after(word[1]), text) for text in patterns
+        )
+        for one, patterns in packaged("analyzers/common/kernel_families.toml")[of].items()
+    }
 
-#: Patterns of function names by family, in the order in which they are tried: a fused kernel
-#: belongs to the first matching family.
-# fmt: off
-_FUNCTIONS: dict[str, tuple[str, ...]] = {
-    # fused embedding updates run in the backward pass, although named after an optimizer
-    "embedding": (_not_after("rotary_") + "embedding", "fbgemm_gpu", "pooled_embs", "jagged"),
-    "random": (
-        "distribution_elementwise", "dropout", "philox", "bernoulli", "curand", "randperm",
-        "multinomial",
-    ),
-    OPTIMIZER: (
-        "multi_tensor_apply", r"fused_?(adam|sgd|lamb\b|adagrad)", "(adam|sgd)w?_?(kernel|functor)",
-    ),
-    "norm": (
-        "(batch|layer|group|instance|rms)_?norm", r"\bbn_[fb]w", "GammaBeta", "RowwiseMoments",
-        "ComputeInternalGradients",
-    ),
-    KV_CACHE: (
-        "(append|store|set|write|copy|update|save|gather)_?(paged_?)?kv_?(cache|buffer)",
-        "(reshape|concat)_and_cache", "kv_?indices", "page_indices", "(copy|swap)_blocks",
-    ),
-    ATTENTION: (
-        "fmha", "flash_?(fwd|bwd|attn|mla|infer([^g]|$))", "attention", "(^|[^a-z])(sage|s)?_?attn",
-        r"\bmha_", "[_:]f?mla_", "paged_?kv", "sdpa", "BatchPrefill", "BatchDecode",
-    ),
-    "moe": (
-        "(^|[^a-z])(moe|experts?)([^a-z]|$)", "(?-i:(Mo[eE]|Experts?)([^a-z]|$))", "topk_?gating",
-        "grouped_?topk", "expandInputRows", "routing(Indices|Main|Renormalize|Custom)",
-        "(un)?permute_tokens",
-    ),
-    SOFTMAX: ("softmax", "logsumexp", "nll_?loss", "ClassNLL", "cross_entropy"),
-    CONVOLUTION: (
-        "conv([^e]|e[^r]|e?$)", r"(^|[^a-z])[a-z]\d*cudnn_", "fprop", "[dw]grad", "winograd",
-        "im2col", "col2im", "im2d2col", "implicit_gemm", "igemm_(fwd|bwd|wrw)", "bwd_(weight|data)",
-        "cask_cudnn", "cudnn::cnn", "cutlass_cudnn", "SubTensorOp", "fft2d_",
-    ),
-    GEMM: (
-        "gemm", "gemv", "nvjet", "^Cijk_", "cublas", "splitk_?reduce", "reduce_1Block", "matmul",
-        r"\b[ab]?mm_", "_mm_", "_mfma_", "cutlass.*tensorop", r"\bdot_kernel", "epilogue::impl",
-        "machete", "marlin", "wvsplitk", "triton_tem_",
-    ),
-    "recurrent": ("RNN_?block", "rnn_?cell", "(lstm|gru|rnn)_elementwise", "cudnn::rnn"),
-    "fft": ("cufft", "(^|[^iou])fft", r"(^|\W)[sd]p(Radix|Vector)\d", "bluestein"),
-    "pooling": (
-        "(max|avg|average|mean)_?pool", "pooling", "upsampl", "grid_sampl", "interpolat",
-        "roi_align",
-    ),
-    "sort": (
-        "sort", "top_?k", "radix_?(find|select)", "searchsorted", "Device(Scan|Compact|Select)",
-        "ReduceByKey", "cumsum", "cumprod", "_scan_", "kernel_scan", "unique", "nonzero",
-        "histogram", "kth_?value",
-    ),
-    "index": (
-        "index", "gather", "scatter", "lookup", "take_", "masked_select", "tril", "triu",
-        "one_?hot", "linearize", "to_dense_representation", "bounds_check", "compute_grad_weight",
-    ),
-    "quantization": ("quant", "fp8_cast", "cvt_", "[_:]amax_"),
-    "copy": (
-        "CatArray", "transpose", "permute", "nchw", "nhwc", r"(^|\W)copy", "_copy", "contiguous",
-        "[_:]cat_", "pad_", r"_pad\b", "repack", "reorder", "repeat", "roll_", "flip_",
-    ),
-    "reduce": (
-        "reduc", "triton_(red|per)_", r"\bsum_", "_sum_", "mean_", "arg_?(max|min)", "norm2",
-        "^cupy_(nan)?(sum|prod|mean|average|a?max|a?min|all|any|count)",
-    ),
-    "elementwise": (
-        "element_?wise", "pointwise", "triton_poi_", "functor", "fill", "activation", "act_and_mul",
-        "gelu", "silu", "swiglu", "relu", "sigmoid", "tanh", "scale", "op_?tensor", "bias",
-        "rotary", "(^|[^a-z])rope([^a-z]|$)", "arange", "cast", "lerp", r"^cupy_\w+__",
-        r"^loop_(\w+_)?fusion", "^wrapped_",
-    ),
-}
-# fmt: on
 
+#: Patterns of whole names: generic kernels of ATen by their arguments, and communication.
+_GENERIC = {COMMUNICATION: (COMMUNICATION_PATTERN.removeprefix("(?i)"),), **_patterns("whole")}
+#: Patterns of function names by family, in the order in which they are tried.
+_FUNCTIONS = _patterns("functions")
 
 #: Fewer names are tested in Python: compiling the patterns of polars takes longer.
 _FEW_NAMES = 100

@@ -20,6 +20,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import columns, host_code, libraries, names
 from traceanalyzer.analyzers.memory.ledger import Ledger
+from traceanalyzer.files import packaged
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.trace import Trace
 
@@ -69,55 +70,8 @@ CATEGORIES = (
 CONFIDENCES = ("exact", "high", "medium", "low", "none")
 CONFIDENCE = pl.Enum(CONFIDENCES)
 
-_ANY = ""
-_PARALLEL = r"torch[/\\]nn[/\\]parallel[/\\]"
-_MODULES = r"torch[/\\]nn[/\\](?:modules[/\\]\w+|init|parameter)\.py$"
-#: Frames that mark an activity: regular expressions of function and file; one pair must match.
-_MARKERS: dict[str, tuple[tuple[str, str], ...]] = {
-    "optimizer": (
-        (_ANY, r"torch[/\\]optim[/\\]|apex[/\\](?:contrib[/\\])?optimizers[/\\]"),
-        (
-            _ANY,
-            r"bitsandbytes[/\\]optim[/\\]|timm[/\\]optim[/\\]|transformers[/\\]optimization\.py$",
-        ),
-        (_ANY, r"deepspeed[/\\](?:ops[/\\](?:adam|lamb|lion)|runtime[/\\].*optimizer\w*\.py$)"),
-    ),
-    "zeroing": ((r"^zero_grad$", _ANY),),
-    "accumulate": ((r"AccumulateGrad|accumulate_grad", _ANY),),
-    "backward": (
-        (r"autograd::Engine|^_engine_run_backward$|CompiledFunctionBackward", _ANY),
-        (r"^backward$", r"torch[/\\](?:autograd[/\\]\w+|_tensor)\.py$"),
-    ),
-    "communication": (
-        (r"c10d::|ProcessGroup(?:NCCL|Gloo)|^nccl[A-Z]", _ANY),
-        (_ANY, r"torch[/\\]distributed[/\\](?:distributed_c10d|_functional_collectives)\.py$"),
-        (
-            _ANY,
-            r"fsdp[/\\](?:_fully_shard[/\\])?_(?:flat_param|fsdp_param|fsdp_collectives)\w*\.py$",
-        ),
-    ),
-    "loading": (
-        (r"^(?:_apply|to|cuda|half|bfloat16|to_empty|reset_parameters|\w+_)$", _MODULES),
-        (r"load_state_dict|_load_from_state_dict", r"torch[/\\]nn[/\\]modules[/\\]module\.py$"),
-        (r"^from_pretrained$|^_load_pretrained_model$", r"\.py$"),
-        (r"^set_module_tensor_to_device$", r"\.py$"),
-    ),
-    "forward": (
-        (r"^(?:_call_impl|_wrapped_call_impl)$", r"torch[/\\]nn[/\\]modules[/\\]module\.py$"),
-        (r"^forward\w*$", r"\.py$"),
-    ),
-    "replicating": (
-        (r"broadcast_coalesced|^replicate$", _PARALLEL + r"(?:comm|replicate|data_parallel)\.py$"),
-    ),
-    "scattering": (
-        (r"^scatter(?:_kwargs)?$", _PARALLEL + r"(?:comm|scatter_gather|data_parallel)\.py$"),
-    ),
-    "data": ((_ANY, r"torch[/\\]utils[/\\]data[/\\]"),),
-    "copying": (
-        (r"::_to_copy|^pin_memory$|^send_to_device$", _ANY),
-        (r"^(?:to|cuda)_?(?:device|gpu)?$", r"\.py$"),
-    ),
-}
+#: Frames that mark an activity: patterns of function and file; one pair must match.
+_MARKERS = packaged("analyzers/memory/markers.toml")
 #: The innermost of these in a stack is the activity of the code: an optimizer may call a closure
 #: that runs forward, a backward pass may run forward again.
 _ACTIVITIES = (
@@ -404,8 +358,11 @@ def markers(lines: Lines) -> dict[str, intervals.Ints]:
     """
     frames = lines.frames.select(pl.col("name").fill_null(""), pl.col("file").fill_null(""))
     innermost = {}
-    for marker, pairs in _MARKERS.items():
-        tests = [pl.col("name").str.contains(n) & pl.col("file").str.contains(f) for n, f in pairs]
+    for marker, frames_of in _MARKERS.items():
+        tests = [
+            pl.all_horizontal(pl.col(column).str.contains(test) for column, test in one.items())
+            for one in frames_of
+        ]
         flags = frames.select(pl.any_horizontal(tests)).to_series().to_numpy()
         innermost[marker] = stack_weights.nearest(lines.parent, flags)
     return innermost
