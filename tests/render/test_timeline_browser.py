@@ -121,6 +121,15 @@ def test_click_keeps_the_description(page: Page) -> None:
     assert page.text(".timeline .pinned") == ""
 
 
+def test_keys_describe_rows(page: Page) -> None:
+    press = f"{VIEWER}.plot.dispatchEvent(new KeyboardEvent('keydown', {{ key: arguments[0] }}))"
+    described = []
+    for key in ("ArrowUp", "ArrowDown", "ArrowDown", "ArrowUp"):
+        page.run(press, key)
+        described.append(page.text(".pinned dd"))
+    assert described == [f"rank {n} (host0)" for n in (0, 1, 2, 1)]
+
+
 def test_rows_are_sorted(page: Page) -> None:
     page.run("document.querySelector('[data-by=lost]').click()")
     assert page.run(f"return {VIEWER}.timeline.order[0]") == 5

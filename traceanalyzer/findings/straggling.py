@@ -502,8 +502,7 @@ def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterat
     yield Measured(
         size=share,
         title=f"Pipeline stage {stage} (ranks {format_ranges(ranks)}) works {times:.2f} times as "
-        f"long as the others: they wait {format_ns(total)} in total "
-        f"({format_frac(share)} of their {time.of.removeprefix('the ')}).",
+        f"long as the others, which wait {time.share(total)}.",
         advice=MOVE_LAYERS,
         total_ns=round(share * time.whole_ns),
         step=time.only_step(waits),
@@ -529,17 +528,15 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     why_late, label = reason(answers, rank, by_cause), result.rank_label(rank)
     spread = result.spread()
-    mean = "on average " if result.ranks.height > 2 else ""
-    wait = f"{mean}{format_frac(share)} of their {time.of.removeprefix('the ')}"
     size = share if left < MUCH_LEFT else share * left
     cause = f" Cause: {why_late}." if why_late else ""
     cost, shared = round(total * size / share + longer), 1 - 1 / max(result.ranks.height, 1)
-    wait += without_others(time.frac(cost), size / share)
+    shown = cost if abs(cost - total) < _NEARLY_SAME * total else total
+    wait = f"{time.share(shown)}{without_others(time.frac(cost), size / share)}"
     code = only_code(answers, rank, by_cause)[0] if result.stage_of(rank) is None else ""
     return Measured(
         size=size,
-        title=f"{at_start(label)} is a straggler: the other ranks wait {format_ns(total)} in total "
-        f"({wait}).{cause}",
+        title=f"{at_start(label)} is a straggler: the other ranks wait {wait}.{cause}",
         evidence=(
             *[f"Shared by all ranks, it saves {time.share(round(shared * cost))}."] * bool(code),
             *why(by_cause),
@@ -574,8 +571,8 @@ def _all_waits(
         )
 
 
-#: Times that differ by less are printed with the same digits.
-_SAME = 0.0005
+#: Times that differ by less are printed with the same digits, or as one time.
+_SAME, _NEARLY_SAME = 0.0005, 0.01
 
 
 def _arrivals(result: CommOutliers, row: Mapping[str, Any]) -> Iterator[str]:

@@ -26,7 +26,13 @@ from traceanalyzer.units import (
     format_ranges,
     format_weight,
 )
-from traceanalyzer.vocabulary import DATABASES, FAILED_CALLS, MEMORY_SNAPSHOT, NO_GPU_WORK
+from traceanalyzer.vocabulary import (
+    DATABASES,
+    FAILED_CALLS,
+    MEMORY_SNAPSHOT,
+    NO_GPU_WORK,
+    PRINTED_TEXT,
+)
 
 #: Most places, lines and ranks that are named.
 _NAMED = 3
@@ -344,6 +350,8 @@ _MAYBE_NATIVE = (
     "Or it calls functions written in C, such as .item(), which waits for the GPU: py-spy record "
     "--native shows them."
 )
+#: Names of functions that wait, probably in a call of C, which has no frame.
+_NAMED_WAIT = r"(?i)(?:^|[._])(?:wait|sleep|poll)"
 #: Functions and files of data sets.
 _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
@@ -391,6 +399,8 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
             return f"{share} of it is in {called}. {text}"
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
+        if re.search(_NAMED_WAIT, name):
+            return f"{part} is in {name}, a wait by its name: make faster what it waits for."
         text = (
             f"{part} is in {name} itself: use NumPy or tensor operators instead of a loop, or call "
             "it less often."
@@ -451,6 +461,8 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
             return "Write the snapshot again: its _dump_snapshot() must end before the job."
         if formats.is_in(DATABASES).any():
             return "Copy the file again, or export the recording again."
+        if (formats == PRINTED_TEXT).any():
+            return "Print or copy the text again, with all its lines."
         return "Stop the profiler before the job ends, so that it can write the complete file."
     if lost["code"].str.contains(_OTHER_TABLES).any():
         return "Export the recording with another version of the profiler: its tables differ."

@@ -264,6 +264,10 @@ class Timeline(Result):
             return _OF_THREADS[state]
         return "transfer (exposed)" if state == "transfer" and self.matched else NAMES[state]
 
+    @property
+    def _lost(self) -> str:
+        return "outside operators" if self.on_host else "idle or copying"
+
     def _verdict(self, totals: dict[str, int]) -> str:
         whole = sum(totals.values())
         large = [(ns, self._name(state)) for state, ns in totals.items() if ns > _SMALL * whole]
@@ -279,7 +283,8 @@ class Timeline(Result):
             return ""
         shares = shares.with_columns(wait_frac=ratio("waiting_ns", "span_ns"))
         extremes = []
-        for what, name in (("Idle or copying", "lost_frac"), ("Waiting for others", "wait_frac")):
+        lost = self._lost.capitalize()
+        for what, name in ((lost, "lost_frac"), ("Waiting for others", "wait_frac")):
             ranked = largest_first(shares, name, "lane").select("on", name)
             (worst, most), (best, least) = ranked.row(0), ranked.row(-1)
             text = f"{what} most: {worst} ({format_frac(most)}), "
@@ -298,7 +303,7 @@ class Timeline(Result):
             "devices",
             "Time of each device by state" if not self.on_host else "Time of each main thread",
             frame,
-            {**headings("on: device, span_ns: span, lost_frac: idle or copying"), **labels},
+            {**headings(f"on: device, span_ns: span, lost_frac: {self._lost}"), **labels},
             alike=(tuple(named),),
             hide_first=("span_ns", *by_size),
         )

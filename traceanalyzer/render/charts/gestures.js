@@ -127,6 +127,7 @@ class Gestures {
       ArrowLeft: () => viewer.pan(viewer.view, -step), ArrowRight: () => viewer.pan(viewer.view, step),
       '+': () => viewer.zoom(0.5), '=': () => viewer.zoom(0.5), '-': () => viewer.zoom(2),
       0: () => viewer.reset(), Escape: () => viewer.reset(),
+      ...(viewer.nextRow && { ArrowUp: () => viewer.nextRow(-1), ArrowDown: () => viewer.nextRow(1) }),
     }[event.key];
     if (!act) return;
     event.preventDefault();

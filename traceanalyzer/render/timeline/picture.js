@@ -3,6 +3,7 @@
 const LEFT = 116, RIGHT = 12, HEAD = 40, FOOT = 30, TALLEST = 26, LABEL = 12;
 const ROOM = 560, ABOVE_FINDINGS = 300; // height of all rows: on a page of their own, and in a report
 const NAMED = 24; // smallest width of an event with its name, in pixels
+const LETTERS = 9; // least letters of a shortened name
 const FEW = 400; // events of a row that are drawn one by one
 
 /** Heights for a number of rows that have some room. */
@@ -169,8 +170,10 @@ class Picture {
     const until = state === undefined ? x1 : Math.min(x1, this.x(timeline.states.end[state]));
     if (until - x0 < NAMED) return;
     context.fillStyle = DARK.has(state === undefined ? '' : timeline.stateKinds[timeline.states.kind[state]][0]) ? '#fff' : '#1f2328';
+    const short = shortName(name), text = cut(short, (until - x0 - 4) * 1.2);
+    if (text.length < Math.min(LETTERS, short.length)) return;
     context.font = SMALL;
-    context.fillText(cut(shortName(name), (until - x0 - 4) * 1.2), x0 + 3, top + (lower ? 1.5 : 0.5) * half);
+    context.fillText(text, x0 + 3, top + (lower ? 1.5 : 0.5) * half);
     context.font = FONT;
   }
 

@@ -1,6 +1,6 @@
 // The interactive timeline: view, legend, order of rows, tooltip, findings.
 
-const KEYS = 'Drag to zoom, shift + drag to move, ctrl + wheel; double click to reset, click for details. Keys: + \u2212 0 \u2190 \u2192';
+const KEYS = 'Drag to zoom, shift + drag to move, ctrl + wheel; double click to reset, click for details. Keys: + \u2212 0 \u2190 \u2192, \u2191 \u2193 details of a row';
 const AROUND = 0.6; // share of the interval of a finding that is shown on both sides
 
 class Viewer extends Zoomable {
@@ -172,6 +172,17 @@ class Viewer extends Zoomable {
       if (step !== undefined) this.goTo(start[step], end[step]);
       return;
     }
+    this.#pin(lane, value);
+  }
+
+  /** Describes what the next row does in the middle of the view. */
+  nextRow(by) {
+    const { order } = this.timeline;
+    this.place = clamp((this.place ?? -1) + by, 0, order.length - 1);
+    this.#pin(order[this.place], (this.view[0] + this.view[1]) / 2);
+  }
+
+  #pin(lane, value) {
     const close = this.#button('Close', () => this.pinned.replaceChildren());
     this.pinned.replaceChildren(facts(this.#describe(lane, value)), close);
   }
