@@ -531,8 +531,8 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     size = share if left < MUCH_LEFT else share * left
     cause = f" Cause: {why_late}." if why_late else ""
     cost, shared = round(total * size / share + longer), 1 - 1 / max(result.ranks.height, 1)
-    shown = cost if abs(cost - total) < _NEARLY_SAME * total else total
-    wait = f"{time.share(shown)}{without_others(time.frac(cost), size / share)}"
+    waited = cost if abs(cost - total) < _NEARLY_SAME * total else total
+    wait = f"{time.share(waited)}{without_others(time.frac(cost), size / share)}"
     code = only_code(answers, rank, by_cause)[0] if result.stage_of(rank) is None else ""
     return Measured(
         size=size,

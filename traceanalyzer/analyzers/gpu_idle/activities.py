@@ -23,6 +23,7 @@ OPTIMIZER, PARALLEL, BACKWARD, FORWARD = "optimizer", "parallel", "backward", "f
 #: Ranges, operators and functions of parts of a training step, the first that matches counts.
 _PARTS = {
     PARALLEL: r"DistributedDataParallel|FullyShardedDataParallel|FSDP|_flatten_dense_tensors",
+    "zero_grad": "zero_grad",
     OPTIMIZER: r"(?i)optimizer|torch[/\\]optim[/\\]|(?:^|[ .])(?:adam|adagrad|lion)_update",
     BACKWARD: r"(?i)backward|autograd",
     FORWARD: r"(?i)forward|^nn\.Module: |generate|(?:train|eval|valid|test)\w*_step|^execute_",
@@ -156,13 +157,7 @@ class Activity:
         """Whether it is an optimizer step without kernels: its parameters are on the CPU."""
         after_kernel = self.after and not re.search("(?i)cpy|copy", self.after)
         launches = self.phase or (after_kernel and not self.range)
-        updates = self.part == OPTIMIZER and not self.drops_gradients
-        return updates and (self.is_operator or not launches)
-
-    @property
-    def drops_gradients(self) -> bool:
-        """Whether it is the call of an optimizer that drops gradients, which computes nothing."""
-        return _ZERO_GRAD in f"{self.place} {self.called} {self.range}"
+        return self.part == OPTIMIZER and (self.is_operator or not launches)
 
     @property
     def runs_python(self) -> bool:
@@ -446,12 +441,6 @@ _ON_GPU = (
     "without CPU offload. If they do not fit, use a fused optimizer for CPUs (fused=True, "
     "DeepSpeedCPUAdam)."
 )
-_ZERO_GRAD = "zero_grad"
-_NO_ZEROS = (
-    "Use zero_grad(set_to_none=True), the default, which computes nothing. If it is used, something "
-    "else stops the process there, such as too few CPUs: py-spy record --native, or metrics of the "
-    "host, show it."
-)
 #: Optimizers of offloaded states, which run on the CPU on purpose.
 OFFLOADED = r"(?:cpu_?|CPU)(?:[Aa]dam|[Aa]dagrad|[Ll]ion)|(?:^|[ .])(?:adam|adagrad|lion)_update"
 _LESS_OFFLOAD = (
@@ -569,8 +558,8 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
     if one.part == PARALLEL:
         buffers = _BROADCASTS.search(one.after) or "flatten_dense_tensors" in one.place
         return NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
-    if one.drops_gradients:
-        return _NO_ZEROS
+    if one.part == "zero_grad":
+        return causes.OF_ZERO_GRAD
     if one.part == OPTIMIZER and "offload" in f"{one.place} {one.called} {one.range}".lower():
         return _LESS_OFFLOAD
     if one.part == OPTIMIZER and _SCALER in one.called:

@@ -214,6 +214,12 @@ RECORD_ONCE = (
     'few shapes, mark sizes that change (torch._dynamo.mark_dynamic), or use mode="default". '
     "Record each graph (also of torch.cuda.graph) once, in a warm-up, and replay it."
 )
+#: Advice for the call that drops gradients.
+OF_ZERO_GRAD = (
+    "Use zero_grad(set_to_none=True), the default, which computes nothing. If it is used, another "
+    "cause stops the process there, such as too few CPUs: py-spy record --native or metrics of the "
+    "host show it."
+)
 #: Advice for programs with an optimizer.
 _OPTIMIZERS = ", fused optimizers"
 #: Advice for a loader without workers.
