@@ -56,6 +56,7 @@ KNOWN = {
     "ncu.txt": "  gemm (2, 1, 1)\n    Section: GPU Speed Of Light Throughput\n",
     "oom.txt": "RuntimeError: CUDA out of memory. Tried to allocate 5.74 GiB (GPU 0)",
     "other.db": "SQLite format 3\0\x10\0\x02\x02\0",
+    "memory.db": "SQLite format 3\0\x10\0\nCREATE TABLE device_traces (id)",
     "twice.bin": "BZh91AY",
     "austin.mojo": "MOJ\x01\x01austin\x003.4.1",
     "memray.bin": "memray\x00\x0d\x00",

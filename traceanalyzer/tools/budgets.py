@@ -373,8 +373,8 @@ def check_fix(
         before: the run with the problem.
         after: the run with the fix.
         expected: the rule of the finding to fix, such as ``data-loading``; or a diagnosis of
-            ``before`` saved as JSON (``diagnose -o found.json``): all of its findings that are gone
-            count, or the first one if none is gone.
+            ``before`` saved as JSON (``diagnose -o found.json``): its findings that are gone or
+            cost less than half count, or the first one if there is none.
         min_change: see :func:`~traceanalyzer.diff`.
         **reading: see :class:`~traceanalyzer.analyzers.base.Reading`.
 
@@ -393,10 +393,10 @@ def check_fix(
         raise OptionError(f"expected: no finding {expected!r} before; findings: {findings}")
     left = _findings(after, reading)
     result: Diff = run(DIFF, after, Options(min_change=min_change, before=before), **reading)
-    after_ids = {one["id"] for one in left}
-    gone = [name for name in known if name not in after_ids]
-    wanted = (gone or known[:1]) if saved else [expected]
-    return replace(result, expected=Expected(tuple(wanted), _rows(found, left)))
+    rows = _rows(found, left)
+    smaller = (pl.col("state") == "gone") | (2 * pl.col("after_ns") < pl.col("before_ns"))
+    fixed = rows.filter(smaller)["finding"].to_list() or known[:1]
+    return replace(result, expected=Expected(tuple(fixed if saved else [expected]), rows))
 
 
 def _findings(inputs: Inputs, reading: Reading) -> list[dict[str, Any]]:

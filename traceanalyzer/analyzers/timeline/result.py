@@ -283,8 +283,8 @@ class Timeline(Result):
             return ""
         shares = shares.with_columns(wait_frac=ratio("waiting_ns", "span_ns"))
         extremes = []
-        lost = self._lost.capitalize()
-        for what, name in ((lost, "lost_frac"), ("Waiting for others", "wait_frac")):
+        idle = self._lost.capitalize()
+        for what, name in ((idle, "lost_frac"), ("Waiting for others", "wait_frac")):
             ranked = largest_first(shares, name, "lane").select("on", name)
             (worst, most), (best, least) = ranked.row(0), ranked.row(-1)
             text = f"{what} most: {worst} ({format_frac(most)}), "
