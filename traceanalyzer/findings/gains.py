@@ -162,7 +162,8 @@ def with_gains(
             continue
         severity = by_id[one.id].severity(frac, one.confidence) or "info"
         known = replace(known, severity=severity)
-        if one.id in _SLOWED and severity != "info" and not one.ranks and one.step is None:
+        alone = one.step or one.ranks or (one.rank is not None and len(replay.job.programs) > 1)
+        if one.id in _SLOWED and severity != "info" and not alone:  # not slow on others, too
             least = _share([inside], replay.unprofiled("profiler_most_frac"), counted) * factor
             known = _with_least(known, min(least, frac), by_id[one.id])
         kept.append(known)
@@ -186,8 +187,7 @@ def _with_least(one: Finding, least: float, rule: Rule) -> Finding:
     rated = rule.severity(least, one.confidence) or "info"
     if rated == one.severity and 2 * least >= (one.gain_frac or 0.0):
         return one
-    if one.severity == "critical" and least >= _LEAST_LEFT:
-        rated = "warning"
+    rated = "warning" if one.severity == "critical" and least >= _LEAST_LEFT else rated
     text = (
         f"Gain without the profiler: {format_frac(least)} to {format_frac(one.gain_frac)}, because "
         "it is not known how much it slows the host."
