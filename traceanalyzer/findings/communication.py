@@ -391,7 +391,8 @@ def _of_units(answers: Answers, comm: CommOutliers, kind: str) -> str:
     like = sums["message_bytes"].implode()
     whole = gathers.head(1).filter(size.head(1).is_in(like) | (2 * size.head(1)).is_in(like))
     most = int(whole["total_ns"].sum()) > _NEARLY_ALL * int(gathers["total_ns"].sum())
-    if most and whole["n"].sum() == 2 * steps:
+    passes = whole["n"].sum() / steps  # FSDP2 keeps the parameters of the root after forward
+    if most and (passes == 2 or (passes == 1 and _of_fsdp(answers))):
         return _WRAP_BLOCKS
     moved = int((size * gathers["n"]).sum())
     if n >= _MANY_BUCKETS * steps and moved <= _SMALL_UNIT * n:
@@ -400,6 +401,14 @@ def _of_units(answers: Answers, comm: CommOutliers, kind: str) -> str:
     if n == 2 * sums["n"].sum() and peak + moved // steps // 2 < _FREE * memory:
         return _KEEP_GATHERED.format(format_bytes(peak), format_bytes(memory))
     return ""
+
+
+def _of_fsdp(answers: Answers) -> bool:
+    """Whether FSDP launches collectives, by the functions and ranges around them."""
+    if (kernels := answers.of(Kernels)) is None or kernels.heavy is None:
+        return False
+    rows = kernels.heavy.filter(work_kind=COMMUNICATION)
+    return bool(re.search("fsdp|fully_?shard", str(rows.rows()).lower()))
 
 
 def _across_hosts(comm: CommOutliers) -> str:

@@ -11,10 +11,11 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
-from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, wait_of
+from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import launching, straggling
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, main_ranks
@@ -108,6 +109,8 @@ def _measured(
         waiting = f"{waiting}, {slower}"
         advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
     waiting += straggling.runs_alone(answers, ranks, result.activity(cause)) * of_host
+    if cause == causes.HOST_CODE and (stalled := _stalled(result, answers, steps)):
+        advice = stalled
     if cause in _GROWING and (grown := _growing(losses, time, ranks)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     code = result.activity(causes.HOST_CODE)
@@ -117,12 +120,15 @@ def _measured(
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
     unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance and not ranks
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
+    by_design = cause == causes.HOST_CODE and _waits_by_design(result, time.frac(total))
     yield Measured(
+        size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
+        cost_frac=time.frac(total),
         title=_title(result, losses, answers, ranks, steps, waiting, once=once),
         evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
-        most_gain_ns=0 if waits_for == REQUESTS else _without_restarts(cause, result, time),
+        most_gain_ns=0 if by_design else _without_restarts(cause, result, time),
         once=once,
         confidence="low" if unsure else _confidence(cause, result, known),
         rank=rank,
@@ -131,6 +137,19 @@ def _measured(
         ranks=ranks if (slow and of_host) or (slower and not steps) else (),  # not pauses in a few
         explained=_explained(cause, result, answers, losses, slow),
     )
+
+
+def _waits_by_design(result: GpuIdle, share: float) -> bool:
+    """Whether a program that does not train waits for its next request, or mostly for a timer."""
+    one = result.activity(causes.HOST_CODE)
+    if one.wait == REQUESTS or result.program.trains:
+        return one.wait == REQUESTS
+    is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
+    return is_loop or (one.wait == SLEEPS and 2 * share > 1)
+
+
+#: Waits of servers for any of their connections.
+_EVENT_LOOP = r"epoll|kevent|select"
 
 
 def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:
@@ -196,7 +215,7 @@ def _explained(
     After migrations of managed memory to the host, host code touches what the device used before:
     it is in page faults. On a slow host, loaders and other calls take longer, too.
     """
-    shares = answers.of_engine(losses)
+    shares = answers.of_engine(losses) | answers.without_cpus
     if remade := int(answers.remade.filter(cause=cause)["lost_ns"].sum()):
         shares[IDLE_RULES[causes.MODULE_LOADING]] = remade / int(losses["lost_ns"].sum())
     if slow and cause != causes.LAUNCH:
@@ -207,6 +226,28 @@ def _explained(
     gaps = result.of_cause(cause)
     after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
     return shares | ({"migrations": after / int(gaps["cause_ns"].sum())} if after else {})
+
+
+def _stalled(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
+    """Return advice if PyTorch's own code takes many times as long in few steps; else empty."""
+    code, known = result.activity(causes.HOST_CODE), answers.of(Steps)
+    rows = known.only_slow if known is not None else None
+    name = re.search(_OF_OPTIMIZER, code.range or code.place)
+    if rows is None or not steps or not name:
+        return ""
+    rows = rows.filter(pl.col("step").is_in(steps), pl.col("name") == name.string)
+    longer = rows.filter(pl.col("total_ns") > _MANY_TIMES * pl.col("usual_ns")).height
+    return _STALLED.format(name[0]) if longer else ""
+
+
+#: Ranges of PyTorch whose code is the same in all steps; a stall is so many times as long.
+_OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
+_STALLED = (
+    "{} does the same in all steps, but takes many times as long in these: its thread had probably "
+    "no CPU, or waited for memory. Look at /proc/PID/schedstat and nr_involuntary_switches in /proc/PID/sched,"
+    " for other processes on its cores (/proc/pressure/cpu), a CPU quota (cpu.max), page faults and"
+    " swap; give each rank cores of its own."
+)
 
 
 #: Causes whose time may grow with each step, and what to do about it.
@@ -779,7 +820,7 @@ RULES: tuple[Rule, ...] = tuple(
         "share of step time (of the recorded time if no steps are marked)",
         _OTHER_LEVELS.get(cause, _LEVELS),
         partial(_judge, cause),
-        uses=("comm_outliers", "cuda_api", "info", "kernels", "launches", "transfers"),
+        uses=("comm_outliers", "cuda_api", "info", "kernels", "launches", "steps", "transfers"),
     )
     for cause in causes.CAUSES
 )

@@ -228,6 +228,12 @@ class Answers:
         return (same or one.falls_back) and "DtoH" in one.after and code > copies
 
     @property
+    def without_cpus(self) -> dict[str, float]:
+        """The rule that explains the time of host code, if threads of the process lack CPUs."""
+        rows = steps.contended if (steps := self.of(Steps)) is not None else None
+        return {"contended-cpus": 1.0} if rows is not None and rows.height else {}
+
+    @property
     def by_chance(self) -> bool:
         """Whether operators of the CPU take longer in slow steps without a cause."""
         rows = steps.only_slow if (steps := self.of(Steps)) is not None else None

@@ -86,6 +86,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
     if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
+    explained |= answers.without_cpus
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
@@ -627,15 +628,18 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         return
     worst = rows.row(0, named=True)
     rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
+    paced = _is_paced(result, worst)
+    by_design = paced and not answers.program.trains
     yield Measured(
-        size=worst["between_frac"],
+        size=min(worst["between_frac"], _OF_DESIGN if by_design else 1.0),
+        cost_frac=worst["between_frac"],
         title=f"{format_ns(worst['between_ns'])} ({format_frac(worst['between_frac'])} of the "
         f"time) are between steps{rank}.",
         evidence=(*_running_between(result, worst), *_between_steps(answers)),
         advice=_less_between(result, worst, answers),
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
-        confidence="low" if _is_paced(result, worst) else "medium",
+        confidence="low" if paced else "medium",
         explained=_of_scheduler(result),
     )
 

@@ -68,6 +68,37 @@ def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "steps",
+    "a process without a GPU whose threads lack CPUs: in every step many operators take far longer "
+    "than the same calls in another step",
+    "time above that of the same calls in the step in which each is fastest, as a share of the "
+    "time of all steps",
+    {"info": 0.1, "warning": 0.3},
+)
+def _contended_cpus(result: Steps, _: Answers) -> Iterator[Measured]:
+    for row in () if result.contended is None else result.contended.iter_rows(named=True):
+        more, steps = row["ns"] - row["steps"] * row["fast_ns"], row["steps"]
+        # operators of several threads run at the same time
+        share = min(more / row["steps_ns"], 1 - row["fast_ns"] / row["least_ns"])
+        least = row["least_ns"] / row["fast_ns"]
+        yield Measured(
+            size=share,
+            title=f"The threads of this process lack CPUs: in each step operators take at least "
+            f"{least:.1f} times as long as the same calls at their fastest ({format_frac(share)} "
+            "of step time).",
+            advice="Look for other processes on the CPUs (top, /proc/pressure/cpu) and for a CPU "
+            "quota (cpu.max, nr_throttled in cpu.stat), run fewer threads (OMP_NUM_THREADS, "
+            "torch.set_num_threads, loader workers), and record again on an idle machine: until "
+            "then the times of code say little.",
+            cost_ns=round(share * row["steps_ns"] / steps),
+            of="step time",
+            per="step",
+            rank=row["rank"],
+            confidence="medium",
+        )
+
+
+@rule(
+    "steps",
     "operators or kernels of which each step runs more, and host memory that each step keeps",
     "self time of the calls beyond as many as in the first step, as a share of the time of all "
     "steps, or of the last one if this is more; growth of memory as a share of it",
@@ -569,6 +600,6 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    uneven_steps, _double_products, _growing_calls, *OF_STEPS, _hot_line,
+    _contended_cpus, uneven_steps, _double_products, _growing_calls, *OF_STEPS, _hot_line,
     *memory.RULES, _dropped_events, _failed_program, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

@@ -99,6 +99,7 @@ class Part:
         growing: rows of :func:`~.slow_steps.growing`; None if not requested.
         doubles: rows of :func:`~.slow_steps.doubles`; None if not requested.
         host_memory: rows of :func:`~.slow_steps.host_memory`; None if not requested.
+        contended: rows of :func:`~.slow_steps.contended`; None if not requested.
     """
 
     rank: int | None
@@ -115,6 +116,7 @@ class Part:
     growing: pl.DataFrame | None = None
     doubles: pl.DataFrame | None = None
     host_memory: pl.DataFrame | None = None
+    contended: pl.DataFrame | None = None
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -167,6 +169,7 @@ def measure_for_diagnosis(trace: Trace, options: Options) -> Part:
         growing=slow_steps.growing(trace, part.steps, calls),
         doubles=slow_steps.doubles(trace, part.steps),
         host_memory=slow_steps.host_memory(trace, part.steps),
+        contended=slow_steps.contended(trace, part.steps, calls),
     )
 
 
@@ -211,6 +214,7 @@ def combine(parts: Sequence[Part], options: Options) -> Steps:
         growing=_with_sources(parts, "growing"),
         doubles=_with_sources(parts, "doubles"),
         host_memory=_with_sources(parts, "host_memory"),
+        contended=_with_sources(parts, "contended"),
         input_notes=notes,
     )
 

@@ -83,6 +83,7 @@ class Steps(Result):
         growing: the same of :func:`~.slow_steps.growing`.
         doubles: the same of :func:`~.slow_steps.doubles`.
         host_memory: the same of :func:`~.slow_steps.host_memory`.
+        contended: the same of :func:`~.slow_steps.contended`.
     """
 
     question = "How long do steps take, and what makes some slower?"
@@ -101,6 +102,7 @@ class Steps(Result):
     growing: pl.DataFrame | None = None
     doubles: pl.DataFrame | None = None
     host_memory: pl.DataFrame | None = None
+    contended: pl.DataFrame | None = None
 
     @cached_property
     def counted(self) -> pl.DataFrame:

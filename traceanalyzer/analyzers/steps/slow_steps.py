@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, of_kinds
+from traceanalyzer.units import NS_PER_MS
 
 #: A step that takes more than this many times the median is slow.
 SLOW = 1.1
@@ -439,6 +440,39 @@ def doubles(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         **_lengths(steps),
     )
     return row.select(pl.col(one).cast(of) for one, of in _DOUBLES.items())
+
+
+#: Operators, none of which waits, their least time in a step, and least number of steps.
+_COMPUTES, _LEAST_NS, _SEVERAL = r"^aten::", 20 * NS_PER_MS, 3
+#: Calls take so many times as long as their fastest ones in each step where threads lack CPUs.
+_CONTENDED = 2
+_OF_CALLS = dict.fromkeys(("ns", "fast_ns", "least_ns", *_STEPS), pl.Int64)
+
+
+def contended(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return how much longer operators of the CPU take in every step than in the fastest one of each.
+
+    The nth call of an operator on a thread is the same in all steps, if they have as many. Larger
+    inputs, or a stall, make it longer in some steps: the fastest step then has the fastest calls.
+    If each step has others, threads did not get a CPU whenever they needed one.
+
+    Returns:
+        One row at most: ns and ``fast_ns`` of these calls in all steps, and in one step if each
+        call was as fast as in its fastest step; ``least_ns`` in the fastest step; steps.
+    """
+    none, n = pl.DataFrame(schema=_OF_CALLS), steps["start"].n_unique()
+    if n < _SEVERAL or device_work(trace).height or "cpu_op" not in trace.kinds:
+        return none
+    place = ["tid", "name", pl.int_range(pl.len()).over("number", "tid", "name").alias("place")]
+    computes = pl.col("name").is_in(matching(trace.names, [_COMPUTES]))
+    rows = calls.sort("ts").filter(computes).select("number", "ns", *place)
+    key = ["tid", "name", "place"]
+    rows = rows.with_columns(fast=pl.col("ns").min().over(key)).filter(pl.len().over(key) == n)
+    each = rows.group_by("number").agg(pl.col("ns", "fast").sum())
+    if each.is_empty() or each["ns"].min() < max(_LEAST_NS, _CONTENDED * each["fast"][0]):
+        return none
+    sums = {"ns": each["ns"].sum(), "fast_ns": each["fast"][0], "least_ns": each["ns"].min()}
+    return pl.DataFrame([sums | _lengths(steps)], schema=_OF_CALLS)
 
 
 def calls_of_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
