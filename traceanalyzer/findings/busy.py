@@ -547,6 +547,11 @@ _OF_MANY = {
     "remove_weight_norm or remove_parametrizations where they are not trained, "
     "parametrize.cached() where they are used several times; else torch.compile or a CUDA graph.",
 }
+_OF_LOOP = (
+    "Compute all iterations at once: one call for a stacked tensor (bmm, index_select, scans), a "
+    "fused kernel of a library (for state space models mamba_ssm and causal-conv1d), or "
+    "torch.compile or a CUDA graph of the loop."
+)
 _UPDATING = (
     "time of such kernels above that of one for all tensors (a third; half of it, if fewer "
     "than four kernels update a tensor), and idle time between them while the host launches"
@@ -561,21 +566,25 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
         spans = intervals.intersect(rows, time.windows, DEVICE)
         between = answers.between_launches(spans)
         each, per_tensor = (int(rows[name].median()) for name in ("n", "of_tensor"))  # type: ignore[arg-type]
-        if (per := "step" if place in _OF_MANY else "call") == "step":
+        of_loop = place.startswith(training.LOOP)
+        if (per := "step" if place in _OF_MANY or of_loop else "call") == "step":
             each = round(rows["n"].sum() / max(time.windows.height, 1))
         frac = OF_MANY_FRAC if per_tensor >= _FEW else _OF_FEW_FRAC
-        frac = 0.0 if place == training.WEIGHTS else frac
+        frac = 0.0 if place == training.WEIGHTS or of_loop else frac
         total = round((1 - frac) * ns) + between
+        name = frame_text(place.removeprefix(training.LOOP))
+        name = f"{training.LOOP}{name}" if of_loop else name
+        known = _KEEP_NO_ZEROS if re.search(_OF_ZEROS, place) else advice
         yield Measured(
-            title=f"{frame_text(place)} launches {each:,} small kernels per {per}, {per_tensor:,} "
-            f"per tensor: {time.share(total)}.",
+            title=f"{name} launches {each:,} small kernels per {per}, {per_tensor:,} "
+            f"per {'iteration' if of_loop else 'tensor'}: {time.share(total)}.",
             evidence=(
                 (
                     f"{format_count(int(rows['n'].sum()), 'kernel')} take {time.text(ns)}, idle "
                     f"time between them {time.text(between)}."
                 ),
             ),
-            advice=_OF_MANY.get(place, _KEEP_NO_ZEROS if re.search(_OF_ZEROS, place) else advice),
+            advice=_OF_MANY.get(place, _OF_LOOP if of_loop else known),
             total_ns=total,
             most_gain_ns=total,
             intervals=intervals_of(spans),

@@ -57,11 +57,15 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if difference is None or difference.why != SLOW_GPU:
         return
     total, time = round(steps["over_ns"].sum()), answers.time
+    alike = steps.filter(pl.col("step").is_in(slow["step"].implode())).group_by(DEVICE)
+    most = alike.agg(pl.col("over_ns").sum())["over_ns"]
+    shared = int((2 * most >= most.max()).sum())
     text, advice = difference.text, difference.advice(answers.program.clocks)
+    advice += _ONE_CAUSE * (shared > 1)
     if other := _other_process(result, answers, slow["step"].to_list(), fastest):
         text, advice = f"{text.partition(' (slow or ')[0]}: {other}", _SEPARATE
-    rank = device["rank"][0] if over.height > 1 else None
-    where = f" of rank {rank}" if rank is not None else ""
+    rank = device["rank"][0] if over.height > 1 and shared == 1 else None
+    where = f" of rank {rank}" if rank is not None else f" of {shared:,} GPUs" * (shared > 1)
     which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
     yield Measured(
         title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {text}.",
@@ -74,6 +78,10 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
+_ONE_CAUSE = (
+    " Several GPUs are slow in the same steps: look for one cause (power cap of the chassis, "
+    "cooling, other jobs on the node)."
+)
 _SEPARATE = (
     "Another process computes on the same GPU in these steps (nvidia-smi lists it): give each a "
     "GPU of its own or a part of one (MIG), or run the other one between the steps."

@@ -154,6 +154,18 @@ _UPDATING = (
     "accumulated gradients), shard it over ranks (FSDP, ZeRO-1), or keep the state of the "
     "optimizer in 8 bits (bitsandbytes, torchao): it is limited by memory bandwidth."
 )
+_SPARSE = (
+    "The gradients of embedding tables are dense, so that the update reads and writes rows that no "
+    "batch uses: nn.Embedding(sparse=True) with SparseAdam or SGD, an optimizer fused with the "
+    "lookup (FBGEMM, TorchRec), or tables that are divided over the ranks."
+)
+#: Least time that fills gradients of tables with 0 per time of an update: it writes each of them
+#: once, while the update reads and writes values, gradients and states.
+_OF_TABLES = 0.05
+_REORDERING = (
+    "Beam search copies the KV cache of all beams for each token: use fewer beams, greedy search "
+    "or sampling, or an engine whose beams share a paged cache (vLLM, TensorRT-LLM)."
+)
 _REFORMATTING = (
     "TensorRT converts tensors between layers of other precisions or layouts: quantize the "
     "neighbours, too (place of the Q and DQ nodes), set the formats of inputs and outputs "
@@ -272,8 +284,11 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         advice = remedy if remedy and advice == _PROFILE else advice
+        if advice == _UPDATING and _fills_tables(result) >= _OF_TABLES * row["total_ns"]:
+            advice = _SPARSE
         stalled = sum(stalls.get(one, 0) for one in row["names"])
-        share, launched = time.frac(row["total_ns"]), launched_by(place) or called_in(place)
+        share, named = time.frac(row["total_ns"]), bool(place.get("annotation"))
+        launched = f"{launched_by(place)}{'' if named else called_in(place)}"
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
         known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
@@ -287,7 +302,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                     f"{format_count(row['n'], 'call')}, "
                     f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
                 ),
-                *called_from(place),
+                *called_from(place) * named,
             ),
             advice=advice,
             total_ns=row["total_ns"] - fused * row["fusible_ns"],
@@ -295,6 +310,14 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             explained=dict.fromkeys(["double-precision"] * (row["kernel"] in doubles), 1.0)
             | dict.fromkeys(["migrations"] * (2 * stalled >= row["total_ns"]), 1.0),
         )
+
+
+def _fills_tables(result: Kernels) -> int:
+    """Return the time in which dense gradients of embedding tables are filled with 0."""
+    if (rows := result.heavy) is None:
+        return 0
+    fills = pl.col("operator").str.contains(r"^aten::(?:fill|zero)_$")
+    return int(rows.filter(fills, pl.col("outer").str.contains("EmbeddingBackward0$"))["ns"].sum())
 
 
 def _stalls(result: Kernels, answers: Answers) -> dict[str, int]:
@@ -451,6 +474,8 @@ def _who(row: Mapping[str, Any]) -> str:
 def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     """Return advice by the operators that launch the kernel, else by its name."""
     names = [f"{place.get('operator') or ''} {place.get('outer') or ''}", kernel]
+    if re.search(r": _?reorder_cache$", place.get("called") or ""):
+        return _REORDERING
     if re.search(_READS_HOST, f"{kernel} {place.get('code')} {place.get('called')}"):
         return _HOST_MEMORY
     matches = (text for name in names for pattern, text in _ADVICE if re.search(pattern, name))

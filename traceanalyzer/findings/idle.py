@@ -244,9 +244,9 @@ def _stalled(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
 _OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
 _STALLED = (
     "{} does the same in all steps, but takes many times as long in these: its thread had probably "
-    "no CPU, or waited for memory. Look at /proc/PID/schedstat and nr_involuntary_switches in /proc/PID/sched,"
-    " for other processes on its cores (/proc/pressure/cpu), a CPU quota (cpu.max), page faults and"
-    " swap; give each rank cores of its own."
+    "no CPU, or waited for memory. Look at /proc/PID/schedstat, for other processes on its cores "
+    "(/proc/pressure/cpu), a CPU quota (cpu.max), page faults and swap; give each rank cores of "
+    "its own."
 )
 
 

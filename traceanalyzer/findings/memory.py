@@ -1,5 +1,6 @@
 """Rules for memory: out-of-memory errors, growth, fragmentation, retries, imbalance."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -271,16 +272,45 @@ def _uneven_memory(result: Memory, _: Answers) -> Iterator[Measured]:
     row = result.outlier()
     if row is None or not row["by"]:
         return
-    side = "above" if row["by"] > 0 else "below"
+    side, more = "above" if row["by"] > 0 else "below", abs(row["peak_bytes"] - row["median"])
+    place, advice = _only_there(result, row, round(more))
     yield Measured(
         size=abs(row["by"]),
         title=f"Peak memory of {row['on']} is {format_frac(abs(row['by']))} {side} the median of "
-        f"{result.devices.height:,} devices: {format_bytes(row['peak_bytes'])}.",
-        advice="Balance stages and shards, and check for work that only one rank does: the fullest "
-        "device limits the batch size.",
-        cost_bytes=abs(row["peak_bytes"] - round(row["median"])),
+        f"{result.devices.height:,} devices: {format_bytes(row['peak_bytes'])}{place}.",
+        advice=advice
+        or "Balance stages and shards, and check for work that only one rank does: "
+        "the fullest device limits the batch size.",
+        cost_bytes=round(more),
         of="the median peak",
     )
+
+
+def _only_there(result: Memory, device: Mapping[str, Any], more: int) -> tuple[str, str]:
+    """Return the line with most of the memory that other devices do not have, and advice."""
+    line, same = ["function", "file", "line"], [pl.col(k).eq_missing(device[k]) for k in _PLACE]
+    is_it, size = pl.all_horizontal(same), pl.col("live_bytes")
+    usual = size.filter(~is_it).sum() / (result.devices.height - 1)
+    sums = result.alive.group_by(line).agg(
+        more=size.filter(is_it).sum() - usual, stack=pl.col("stack").filter(is_it).first()
+    )
+    rows = sums.sort("more", *line, descending=[True, *[False] * 3]).filter(
+        2 * pl.col("more") > more
+    )
+    for *frame, extra, stack in rows.head(1).rows():
+        loads = re.search(_LOADS, stack or "")
+        place = f", {format_bytes(extra)} more than the others at {frame_text(*frame)}"
+        return place, _LOAD_ELSEWHERE * bool(loads)
+    return "", ""
+
+
+#: Functions that load a checkpoint.
+_LOADS = r"torch[/\\]serialization\.py|safetensors[/\\]"
+_LOAD_ELSEWHERE = (
+    "Load checkpoints to the host or to the rank's own device (torch.load(..., "
+    "map_location='cpu')): without that, every rank loads tensors to the device that saved them, "
+    "usually the first one."
+)
 
 
 RULES: tuple[Rule, ...] = (

@@ -409,6 +409,11 @@ _BELOW = {
         "logging.handlers.QueueHandler)."
     ),
 }
+_IN_WORKERS = (
+    "Use more loader workers (num_workers, as far as there are CPUs), prepare the data once before "
+    "the training (smaller images, shorter clips, tokens), or decode it on the GPU (NVIDIA DALI, "
+    "nvImageCodec, NVDEC)."
+)
 #: Advice on data sets that read a DataFrame.
 _ARRAYS = "Convert the columns of the DataFrame to arrays once (to_numpy()) and index those."
 
@@ -421,7 +426,9 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
     if wait := wait_of(leaf, file or None):
         return f"It {wait} in {called}. {ADVICE[wait]}."
     workers = result.processes["role"].str.contains("worker").any()
-    if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}") and not workers:
+    if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}") and workers:
+        return f"{share} of it is in {called}. {_IN_WORKERS}"
+    if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}"):
         arrays = f" {_ARRAYS}" * file.startswith("pandas")
         call = "call it in loader workers (num_workers=4)."
         return f"{name} runs in the main process: {call}{arrays}"
@@ -490,6 +497,8 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
         formats = result.files.filter(pl.col("path") == lost["path"][0])["format"]
         if (formats == MEMORY_SNAPSHOT).any():
             return "Write the snapshot again: its _dump_snapshot() must end before the job."
+        if (formats == PRINTED_TEXT).any():
+            return "Print the table again, and copy all of it."
         if formats.is_in(DATABASES).any():
             return "Copy the file again, or export the recording again."
         if (formats == PRINTED_TEXT).any():

@@ -45,9 +45,16 @@ class Places:
 
     def outer_operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the outermost operator: one that starts when all earlier ones have ended."""
+        return self._outer["name"][self.outer_rows(at)]
+
+    def outer_rows(self, at: pl.DataFrame) -> pl.Series:
+        """Return the number of the call of the outermost operator."""
+        return linking.label_by_interval(at, self._outer, THREAD)["interval"]
+
+    @cached_property
+    def _outer(self) -> pl.DataFrame:
         ended = pl.col("end").cum_max().shift(1).over(THREAD)
-        outer = self.operators.filter((pl.col("start") >= ended).fill_null(value=True))
-        return outer["name"][linking.label_by_interval(at, outer, THREAD)["interval"]]
+        return self.operators.filter((pl.col("start") >= ended).fill_null(value=True))
 
     def annotation(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost annotation that does not mark a step."""

@@ -121,6 +121,11 @@ MANY_OF = {
 }
 #: So many tables are a loop, with at most so many other kernels between two, each this long.
 _LEAST_TABLES, _APART, _SHORT_NS = 8, 3, 50_000
+#: A loop launches the same kernels, at most so many, so often one after another. Without a frame
+#: there are more, and shorter, ones.
+LOOP, _LONGEST, _REPEATS, _MANY, _TINY_NS = "A loop in ", 4, 16, 64, 10_000
+_OF_LAYERS = (GEMM, kernel_names.CONVOLUTION, kernel_names.ATTENTION, "moe", "recurrent", "fft")
+_OF_TORCH = re.compile(r"(?:^|[/\\])torch[/\\]")
 #: Kernels that update many tensors at once, and families of those of one.
 _OF_MANY = r"(?i)multi_tensor|fused"
 _OF_ONE = (ELEMENTWISE, COPY, "reduce", "optimizer", OTHER)
@@ -189,9 +194,12 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps, nodes = (_ranges(trace, names, name) for name in (_OPTIMIZER_STEP, BACKWARD))
-    tables = [
+    loops = [
         _one_by_one(trace, work, calls, steps),
         *(_of_many(trace, work, calls, names, place) for place in MANY_OF),
+    ]
+    found = pl.concat([_NONE, *(_shaped(rows) for rows in loops if rows.height)])
+    tables = [
         _recomputed(work, calls, _ranges(trace, names, f"{BACKWARD}|{CHECKPOINT}|{LAYERS}")),
         _reductions(trace, work, calls, nodes, steps),
         _attention(trace, work, calls, names),
@@ -201,7 +209,10 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _extending(trace, work, calls),
         _norms(trace, work, calls, nodes),
     ]
-    return pl.concat([attention, *(_shaped(rows) for rows in tables if rows.height)])
+    others = _shaped(_repeating(trace, work, calls, steps))
+    others = others.join(found, on=["device", "start"], how="anti", nulls_equal=True)
+    found = pl.concat([attention, found, others])
+    return pl.concat([found, *(_shaped(rows) for rows in tables if rows.height)])
 
 
 def _ranges(
@@ -289,6 +300,45 @@ def _of_many(
     many = (place != TABLES) | (pl.col("n") >= _LEAST_TABLES)
     rows = rows.filter(many & (mean <= _SHORT_NS), work_kind=COMPUTE)
     return rows.with_columns(place=pl.lit(place), purpose=pl.lit(ONE_BY_ONE))
+
+
+def _repeating(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Short kernels of a loop: the same few again and again, by operators of their own."""
+    lane = ["device", "stream"]
+    columns = [*lane, "name", "work_kind", "start", "end"]
+    rows = calls.hstack(work[columns][calls["work"]]).sort(*lane, "start")
+    rows = rows.with_columns(period=0)
+    for n in range(_LONGEST, 0, -1):
+        same = (pl.col("name") == pl.col("name").shift(n)).over(lane).fill_null(value=False)
+        rows = rows.with_columns(same=same).with_columns(run=pl.col("same").rle_id())
+        is_long = pl.col("same") & (pl.len().over("run") >= n * (_REPEATS - 1))
+        is_long |= is_long.shift(-n, fill_value=False)  # the first ones, too
+        rows = rows.with_columns(period=pl.when(is_long).then(n).otherwise("period"))
+    rows = rows.filter(pl.col("period") > 0)
+    inside = linking.label_by_interval(rows, steps, _THREAD)["interval"]
+    rows = rows.filter(inside.is_null(), work_kind=COMPUTE)
+    if rows.is_empty():
+        return _NONE
+    code = host_code.python_frames(trace, rows, lambda file, _: not _OF_TORCH.search(file or ""))
+    outer = host_code.places_of(trace).outer_rows(rows)
+    of_name = families_of(rows["name"].unique().drop_nulls())
+    single = [name for name, one in of_name.items() if one not in _OF_LAYERS]
+    joined = matching(of_name, [_OF_MANY])
+    rows = rows.with_columns(code=code.cast(pl.String), outer=outer)
+    rows = rows.with_columns(call=pl.struct(*lane, "period", "code").rle_id())
+    n, mean = pl.len().over("call"), (pl.col("end") - pl.col("start")).mean().over("call")
+    is_called = 2 * pl.col("outer").n_unique().over("call") * pl.col("period") >= n
+    alone = pl.col("name").is_in(single) & ~pl.col("name").is_in(joined)
+    known = pl.col("code").is_not_null() | ((n >= _MANY) & (mean <= _TINY_NS))
+    many = (n >= _REPEATS * pl.col("period")) & (mean <= _SHORT_NS)
+    rows = rows.filter(many & is_called & known & alone.any().over("call"))
+    place = LOOP + pl.col("code").fill_null("the backward pass or a function without a frame")
+    return rows.select(
+        "device", "name", "call", "start", "end",
+        purpose=pl.lit(ONE_BY_ONE), place=place, of_tensor="period",
+    )  # fmt: skip
 
 
 def _recomputed(work: pl.DataFrame, calls: pl.DataFrame, ranges: pl.DataFrame) -> pl.DataFrame:

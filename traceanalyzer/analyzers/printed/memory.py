@@ -225,6 +225,13 @@ def _fragmentation(devices: pl.DataFrame) -> str:
     rows = devices.with_columns(unused=unused).filter(
         pl.col("unused") + free > pl.col("requested_bytes"), pl.col("requested_bytes") > free
     )
+    half = devices.filter(pl.col("reserved_peak_bytes") >= 2 * pl.col("peak_bytes"))
+    for row in half.head(1 if rows.is_empty() else 0).iter_rows(named=True):
+        least, reserved = row["reserved_peak_bytes"] - row["peak_bytes"], row["reserved_peak_bytes"]
+        return (
+            f"Fragmentation: {format_bytes(least)} of {format_bytes(reserved)} reserved memory "
+            "were never allocated: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+        )
     if rows.is_empty():
         return ""
     row = rows.row(0, named=True)

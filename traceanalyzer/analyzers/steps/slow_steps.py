@@ -450,7 +450,7 @@ _OF_CALLS = dict.fromkeys(("ns", "fast_ns", "least_ns", *_STEPS), pl.Int64)
 
 
 def contended(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return how much longer operators of the CPU take in every step than in the fastest one of each.
+    """Return how much longer operators of the CPU take in every step than the same calls can.
 
     The nth call of an operator on a thread is the same in all steps, if they have as many. Larger
     inputs, or a stall, make it longer in some steps: the fastest step then has the fastest calls.
