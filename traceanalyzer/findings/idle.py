@@ -11,7 +11,14 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
-from traceanalyzer.analyzers.common.waits import DATA, ENGINE, REQUESTS, SLEEPS, wait_of
+from traceanalyzer.analyzers.common.waits import (
+    DATA,
+    DEVICE as GPU_WORK,
+    ENGINE,
+    REQUESTS,
+    SLEEPS,
+    wait_of,
+)
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
@@ -95,6 +102,8 @@ def _measured(
         advice = causes.ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
+    if cause == causes.HOST_CODE and result.coverage.on_host and answers.program.gpus:
+        advice = f"{_RECORD_GPU} {advice}"
     waiting = _waiting(cause, result, answers)
     if cause == causes.SYNCHRONISATION:
         read = ("", "") if once else launching.read_collectives(answers)
@@ -120,6 +129,8 @@ def _measured(
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
     unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance and not ranks
     unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
+    on_gpu = cause == causes.HOST_CODE and result.coverage.on_host and bool(answers.program.gpus)
+    unsure |= on_gpu
     by_design = cause == causes.HOST_CODE and _waits_by_design(result, time.frac(total))
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
@@ -140,14 +151,20 @@ def _measured(
 
 
 def _waits_by_design(result: GpuIdle, share: float) -> bool:
-    """Whether a program that does not train waits for its next request, or mostly for a timer."""
+    """Whether a program that does not train waits for a request, or mostly for a timer.
+
+    Or the program waits for GPU work, which is not recorded.
+    """
     one = result.activity(causes.HOST_CODE)
-    if one.wait == REQUESTS or result.program.trains:
-        return one.wait == REQUESTS
+    if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
+        return one.wait in (GPU_WORK, REQUESTS)
     is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
     return is_loop or (one.wait == SLEEPS and 2 * share > 1)
 
 
+_RECORD_GPU = (
+    "Record the GPU, too (ProfilerActivity.CUDA), if the program uses it: this may be its time."
+)
 #: Waits of servers for any of their connections.
 _EVENT_LOOP = r"epoll|kevent|select"
 

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
-from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, wait_of
+from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, RANKS, wait_of
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths, by_line
 from traceanalyzer.analyzers.steps.result import Steps
@@ -169,7 +169,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         yield from _summed(counted.filter(is_kind), running, of, what, advice)
         rest_rows = rest_rows.filter(~is_kind)
     yield from _lock_waits(result)
-    yield from _compiles(result)
+    yield from _activities(result)
     yield from _checkpoints(result, paths.filter("saves"), running)
     rest_rows = rest_rows.filter(~pl.col("saves"))
     loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
@@ -331,21 +331,31 @@ def _checkpoints(result: LeafPaths, rows: pl.DataFrame, running: float) -> Itera
         )
 
 
-def _compiles(result: LeafPaths) -> Iterator[Measured]:
-    """Yield the samples in which code is compiled at run time, with the line that takes most."""
-    for row in result.activities.filter(activity=COMPILES).iter_rows(named=True):
-        share = row["samples"] / result.total_samples
-        yield Measured(
-            size=share,
-            title=f"{format_frac(share)} of samples compile code"
-            f"{f', most of it at {place}' if (place := row['place']) else ''}.",
-            advice="Once, at the start, is expected. In the loop keep shapes, types and static "
-            "arguments equal; TORCH_LOGS=recompiles or JAX_EXPLAIN_CACHE_MISSES=1 prints the "
-            "reason. Keep compiled code from run to run (TORCHINDUCTOR_CACHE_DIR, "
-            "JAX_COMPILATION_CACHE_DIR).",
-            of="samples",
-            confidence="medium",
-        )
+def _activities(result: LeafPaths) -> Iterator[Measured]:
+    """Yield the samples that compile code at run time, or wait for ranks, with the main line."""
+    for activity, (text, advice) in _ACTIVITIES.items():
+        for row in result.activities.filter(activity=activity).iter_rows(named=True):
+            share = row["samples"] / result.total_samples
+            yield Measured(
+                size=share,
+                title=f"{format_frac(share)} of samples {text}"
+                f"{f', most of it at {place}' if (place := row['place']) else ''}.",
+                advice=advice,
+                of="samples",
+                confidence="medium",
+            )
+
+
+#: What samples do that have a finding: phrase and advice.
+_ACTIVITIES = {
+    COMPILES: (
+        "compile code",
+        "Once, at the start, is expected. In the loop keep shapes, types and static arguments "
+        "equal; TORCH_LOGS=recompiles or JAX_EXPLAIN_CACHE_MISSES=1 prints the reason. Keep "
+        "compiled code from run to run (TORCHINDUCTOR_CACHE_DIR, JAX_COMPILATION_CACHE_DIR).",
+    ),
+    RANKS: ("wait for other ranks", f"{ADVICE[RANKS]}."),
+}
 
 
 def _lock_waits(result: LeafPaths) -> Iterator[Measured]:

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.waits import DATA, LOCK, PROCESS, wait_of
+from traceanalyzer.analyzers.common.waits import DATA, DEVICE, LOCK, PROCESS, RANKS, wait_of
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.units import format_frac
 
@@ -38,8 +38,6 @@ _COMPILER = (
     r"|triton/compiler/compiler\.py: |numba/core/compiler\w*\.py: "
     r"|tensorflow/python/framework/func_graph\.py: func_graph_from_py_func$)"
 )
-#: What the main thread does while the GPU works.
-DEVICE = "waits for the GPU"
 _SYNCHRONISES = (
     r"(?:^|[/\\])(?:jax/_src/array\.py: (?:\w+\.)*block_until_ready"
     r"|torch/cuda/(?:__init__|streams)\.py: (?:\w+\.)*synchronize)$"
@@ -119,6 +117,7 @@ def doing(
     inside = at(stack_weights.nearest(tree.parent, begins), node) != stack_weights.ROOT
     joins = tree.on_stack((waits == PROCESS).fill_null(value=False).to_numpy(), node)
     code = pl.Series([f"{file}: {name}" for name, file in texts], dtype=pl.String)
+    ranks = tree.on_stack((waits == RANKS).fill_null(value=False).to_numpy(), node)
     of_loader = code.str.contains(_LOADER_CODE).to_numpy()[tree.frame]
     loader = at(tree.frame, at(stack_weights.nearest(tree.parent, of_loader), node))
     loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)
@@ -126,7 +125,7 @@ def doing(
     syncs = code.str.contains(_SYNCHRONISES).gather(row_of(at(tree.frame, source)))
     rows = pl.DataFrame(
         {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads,
-         "compiles": compiles, "syncs": syncs.fill_null(value=False)}
+         "compiles": compiles, "ranks": ranks, "syncs": syncs.fill_null(value=False)}
     )  # fmt: skip
     apart = np.zeros(len(node), np.bool_) if background is None else background
     wait = pl.coalesce("alone", "above", pl.when("syncs").then(pl.lit(DEVICE)))
@@ -141,6 +140,8 @@ def doing(
         .then(pl.lit(LOCK))
         .when(pl.col("joins") & wait.is_not_null())
         .then(pl.lit(PROCESS))
+        .when("ranks")
+        .then(pl.lit(RANKS))
         .when(pl.col("loads") & wait.is_not_null())
         .then(pl.lit(LOADER))
         .when(pl.Series(apart) & wait.is_null())

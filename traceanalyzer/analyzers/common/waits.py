@@ -15,6 +15,7 @@ REQUESTS = "waits for requests"
 ENGINE = "waits for the next step from the engine's process"
 DISK = "swaps tensors from or to disk"
 KV_TRANSFER = "waits for a transfer of the KV cache"
+DEVICE, RANKS = "waits for the GPU", "waits for other ranks"
 UNKNOWN = "waits in a function written in C"
 #: A method of an object written in C, whose name does not show what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
@@ -23,6 +24,7 @@ _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
 _C_FUNCTIONS = {
     SLEEPS: r"(?:u|nano|clock_nano)?sleep",
     DRIVER: r"ioctl",
+    DEVICE: r"_cuda_synchronize",
     LOCK: r"pthread_(?:mutex|rwlock|spin)_\w*lock|(?:r?lock\.)?acquire|lll_lock_wait",
     THREAD: r"pthread_(?:cond|barrier)_\w*wait|pthread_(?:timed|clock)?join(?:_np)?"
     r"|sem_(?:timed|clock)?wait|futex(?:_\w*wait\w*)?|_wait_for_tstate_lock",
@@ -57,6 +59,7 @@ _MODULES = {
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)"
     r"|ray/_private/worker\.py: (?:get|get_objects|wait)",
+    RANKS: r"torch/distributed/distributed_c10d\.py: (?:\w*barrier|\w+_object(?:_list)?)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
     r"|_wait_for_tstate_lock)|gevent/_threading\.py: wait"
     r"|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
@@ -99,6 +102,8 @@ def _of_c_function(name: str) -> str | None:
 #: Advice for each kind of wait.
 ADVICE = {
     SLEEPS: "Remove the sleep, or wait for the event that it waits for",
+    DEVICE: "Record what the GPU runs meanwhile (ProfilerActivity.CUDA): that is the time to shorten",
+    RANKS: "Find the rank that comes last (record all ranks), and what it does meanwhile",
     DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
     LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
     FILE_LOCK: "Another process holds the lock: hold it for a shorter time, lock less at a time (a "
