@@ -36,6 +36,7 @@ from traceanalyzer.findings.device_time import (
     only_rank,
 )
 from traceanalyzer.findings.rule import (
+    ADVICE,
     OF_STEP,
     Answers,
     Measured,
@@ -46,23 +47,9 @@ from traceanalyzer.findings.rule import (
 )
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ratio
 
+_TEXTS = ADVICE["communication"]
 #: Maximum number of items in a list.
 _NAMED = 3
-
-_MORE_FILES = (
-    "Add the files of all ranks to separate wait time for stragglers from slow communication."
-)
-
-
-_NO_SYNC = (
-    "Run all micro-batches of a step except the last one within model.no_sync() of "
-    "DistributedDataParallel (Accelerate: accelerator.accumulate, Lightning: "
-    "accumulate_grad_batches); FSDP2: set_requires_gradient_sync(False), with whole gradients."
-)
-_OF_ZERO = (
-    "DeepSpeed ZeRO-2 and ZeRO-3 reduce in each micro-batch by design: use fewer, larger "
-    "micro-batches, or ZeRO-1 if its gradients fit."
-)
 
 
 @rule(
@@ -81,6 +68,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
     passes = rows.select(pl.col("call").max()).item()
     place = " ".join(str(name) for name in answers.place(COMMUNICATION).values() if name)
     zero = "deepspeed" in place.lower()
+    remedies = ("of_zero",) if zero else ("no_sync", "of_zero")[: 1 if ".py" in place else 2]
     yield Measured(
         title=f"Gradients are reduced {passes} times per optimizer step, once per accumulated "
         f"micro-batch{' (ZeRO-2 or ZeRO-3)' * zero}: all but the last cost "
@@ -88,7 +76,7 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
         evidence=(
             f"Each backward pass before Optimizer.step launches {losses['collective'][0]} again.",
         ),
-        advice=_OF_ZERO if zero else _NO_SYNC if ".py" in place else f"{_NO_SYNC} {_OF_ZERO}",
+        advice=" ".join(_TEXTS[name] for name in remedies),
         total_ns=total,
         intervals=intervals_of(losses),
     )
@@ -113,7 +101,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         evidence=(_worst(worst, worst["transfer_ns"], worst["slow_factor"]),),
         advice=answers.program.slow_network(on_host=answers.time.on_host)
         if result.has_all_ranks
-        else _MORE_FILES,
+        else _TEXTS["more_files"],
         total_ns=total,
         confidence="high" if result.has_all_ranks else "low",
         step=answers.time.only_step(losses) or (worst["step"] if slow.height == 1 else None),
@@ -145,9 +133,9 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         title=f"{what} much longer than others of the same kind: this costs "
         f"{answers.time.share(total)}.",
         evidence=(_worst(worst, worst["duration_ns"], worst["factor"]),),
-        advice=_LATE_ELSEWHERE
+        advice=_TEXTS["late_elsewhere"]
         if place is not None
-        else _MORE_FILES
+        else _TEXTS["more_files"]
         if alone
         else answers.program.slow_network(on_host=answers.time.on_host),
         total_ns=total,
@@ -156,9 +144,6 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         step=answers.time.only_step(losses),
         intervals=intervals_of(losses),
     )
-
-
-_LATE_ELSEWHERE = "Add the files of all ranks: they show which rank is late, and why."
 
 
 def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
@@ -185,9 +170,6 @@ def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
 _MANY_STEPS, _NEARLY_ALL = 3, 0.8
 
 
-_ALL_RANKS = "First add the files of all ranks: they show if one is late or the link is slow. "
-
-
 @rule(
     "comm_outliers",
     f"large collectives below {SLOW_LINK_FRAC:.0%} of the bandwidth of their link",
@@ -204,7 +186,7 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
-        advice=("" if result.has_all_ranks else _ALL_RANKS) + answers.program.slow_link,
+        advice=("" if result.has_all_ranks else _TEXTS["all_ranks"]) + answers.program.slow_link,
         total_ns=total,
         confidence="medium" if result.has_all_ranks else "low",
         intervals=intervals_of(losses),
@@ -268,7 +250,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, waits=not waited_ns)
     # fewer bytes, or fewer collectives, make all of them shorter
-    last = 0 if remedy in (_HYBRID, _ONE_PARAMETER, *COALESCE) else _last_ns(answers)
+    last = (
+        0 if remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"], *COALESCE) else _last_ns(answers)
+    )
     most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
@@ -278,11 +262,13 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             *filter(None, (why_exposed(result),)),
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
-        advice=_ALL_RANKS * alone + remedy,
-        confidence="low" if alone or remedy in (_PAIRS, _KV_TRANSFER) else "high",
+        advice=_TEXTS["all_ranks"] * alone + remedy,
+        confidence="low" if alone or remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"]) else "high",
         total_ns=total,
         # overlap gains nothing, and a part is usual; slow links are another finding
-        most_gain_ns=0 if remedy == _TENSOR_PARALLEL and time.frac(total) < _MUCH else most,
+        most_gain_ns=0
+        if remedy == _TEXTS["tensor_parallel"] and time.frac(total) < _MUCH
+        else most,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole)
         | {"missing-ranks": missing / whole},
@@ -319,16 +305,16 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
     if comm is not None:
         if comm.mostly_unknown_pairs:
             sender = " ".join(map(str, answers.place(COMMUNICATION).values()))
-            return _KV_TRANSFER if re.search(_KV_SENDS, sender) else _PAIRS
+            return _TEXTS["kv_transfer"] if re.search(_KV_SENDS, sender) else _TEXTS["pairs"]
         kind = _main_kind(comm)
         if answers.program.pytorch and kind == "all_to_all":
-            return _EXCHANGE
+            return _TEXTS["exchange"]
         if kind == "all_reduce" and _only_infers(answers, comm):
-            return _across_hosts(comm) or _TENSOR_PARALLEL
+            return _across_hosts(comm) or _TEXTS["tensor_parallel"]
         if kind == "all_reduce" and _between_replicas(comm):
-            return _HYBRID
+            return _TEXTS["hybrid"]
         if kind == "all_reduce" and _in_layers(answers, comm):
-            return _across_hosts(comm) or _TENSOR_PARALLEL_TRAINING
+            return _across_hosts(comm) or _TEXTS["tensor_parallel_training"]
         if text := _of_place(answers, kind) or _of_issuer(answers, comm):
             return text
         if text := _of_units(answers, comm, kind) or _of_buckets(answers, comm, kind):
@@ -365,7 +351,7 @@ def _of_place(answers: Answers, kind: str) -> str:
     """Return advice for collectives of a norm, an optimizer step or generation; else empty."""
     place = answers.place(COMMUNICATION)
     if kind == "all_gather" and _gathers_to_generate(answers, place):
-        return _GATHER_ONCE
+        return _TEXTS["gather_once"]
     return _of_name(place, kind)
 
 
@@ -373,10 +359,10 @@ def _of_name(place: Mapping[str, Any], kind: str) -> str:
     """Return advice for collectives of a kind by the name of the function that calls them."""
     name = str(place.get("called") or place.get("code") or "")
     if kind == "all_reduce" and re.search(_OF_NORM, name):
-        return _ONE_NORM.format(frame_text(name))
+        return _TEXTS["one_norm"].format(frame_text(name))
     if kind == "broadcast" and "_sync_buffers" in name:
         return NO_BUFFERS
-    return _AFTER_STEP if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
+    return _TEXTS["after_step"] if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
 
 
 def _of_units(answers: Answers, comm: CommOutliers, kind: str) -> str:
@@ -393,13 +379,13 @@ def _of_units(answers: Answers, comm: CommOutliers, kind: str) -> str:
     most = int(whole["total_ns"].sum()) > _NEARLY_ALL * int(gathers["total_ns"].sum())
     passes = whole["n"].sum() / steps  # FSDP2 keeps the parameters of the root after forward
     if most and (passes == 2 or (passes == 1 and _of_fsdp(answers))):
-        return _WRAP_BLOCKS
+        return _TEXTS["wrap_blocks"]
     moved = int((size * gathers["n"]).sum())
     if n >= _MANY_BUCKETS * steps and moved <= _SMALL_UNIT * n:
-        return _LARGER_UNITS.format(n / steps, format_bytes(moved // n))
+        return _TEXTS["larger_units"].format(n / steps, format_bytes(moved // n))
     peak, memory = answers.memory_use or (0, 0)
     if n == 2 * sums["n"].sum() and peak + moved // steps // 2 < _FREE * memory:
-        return _KEEP_GATHERED.format(format_bytes(peak), format_bytes(memory))
+        return _TEXTS["keep_gathered"].format(format_bytes(peak), format_bytes(memory))
     return ""
 
 
@@ -416,7 +402,7 @@ def _across_hosts(comm: CommOutliers) -> str:
     hosts = comm.ranks.drop_nulls("host").group_by("host").len()["len"]
     for top in comm.groups.head(1).filter(link=NETWORK).iter_rows(named=True):
         if top["group_size"] and hosts.len() > 1 and hosts.min() >= top["group_size"]:
-            return _ONE_HOST.format(top["group_size"], hosts.min())
+            return _TEXTS["one_host"].format(top["group_size"], hosts.min())
     return ""
 
 
@@ -433,62 +419,19 @@ def _gathers_to_generate(answers: Answers, place: Mapping[str, Any]) -> bool:
 #: Names of code that gathers sharded parameters, and functions that generate tokens.
 _OF_SHARDS = r"(?i)zero[/\\]|fetch_sub_module|fsdp|fully_?shard|unshard"
 _OF_GENERATION = r": (?:generate|_sample|_greedy_search|_beam_search)$"
-_GATHER_ONCE = (
-    "generate() gathers the same parameters again for each token: gather them once for the whole "
-    "generation if they fit (TRL: ds3_gather_for_generation=True; DeepSpeed: GatheredParameters; "
-    "FSDP: summon_full_params), or generate with an inference engine (vLLM, SGLang)."
-)
 #: Functions that reduce the norm of gradients, and steps of optimizers.
 _OF_NORM = r"clip_grad|grad_norm|total_norm"
 _OF_OPTIMIZER = r"(?i)optim\w*[.#](?:.*\.)?step|(?:optim|zero)[^:]*: step$"
-_ONE_NORM = (
-    "{} reduces norms one by one: compute the norms of all gradients (torch._foreach_norm, "
-    "clip_grad_norm_(foreach=True)), combine those of a rank, and reduce that one number."
-)
-_WRAP_BLOCKS = (
-    "All parameters are one FSDP unit, so that compute waits for all of them: wrap each block "
-    "(FSDP auto_wrap_policy=transformer_auto_wrap_policy; FSDP2: fully_shard for each block, then "
-    "for the model), so that one block is gathered while another one computes."
-)
 #: Units of parameters of less than this size, on average, are small.
 _SMALL_UNIT = 8 << 20
-_LARGER_UNITS = (
-    "Wrap larger units (FSDP2: fully_shard for each block, not each layer; FSDP: "
-    "transformer_auto_wrap_policy): {:.3g} gathers per step and GPU, of {} on average, take as "
-    "long as those of more bytes, and each needs launches. Then prefetch the next unit."
-)
 #: Gathered parameters can be kept if less than this share of the memory is then in use.
 _FREE = 0.8
-_KEEP_GATHERED = (
-    "Each unit is gathered twice per step, and {} of {} of memory are in use: keep the parameters "
-    "from the forward to the backward pass (FSDP2 reshard_after_forward=False, or a number of "
-    "ranks: those of a host; FSDP SHARD_GRAD_OP), which halves the gathers."
-)
-_ONE_HOST = (
-    "The groups of {} ranks reach across hosts with {} ranks or more each: change the order of the "
-    "ranks so that each group is in one host (init_device_mesh: the dimension of tensor "
-    "parallelism last; Megatron does so by default)."
-)
-_AFTER_STEP = (
-    "The optimizer gathers the updated parameters after its step (ZeRO-1, ZeRO-2), when nothing is "
-    "left to compute: overlap it with the next forward pass (Megatron --overlap-param-gather), "
-    "gather 16-bit parameters, or use plain data parallelism if the optimizer state fits."
-)
 #: Reductions of gradients of less than this size, and so many in a step, are in small buckets.
 _SMALL_BUCKET, _MANY_BUCKETS = 4 << 20, 32
 _SUMS = ["all_reduce", "reduce_scatter"]
-_LARGER_BUCKETS = (
-    "Use larger buckets (DDP bucket_cap_mb, 25 MiB by default; FSDP: larger units): reductions of "
-    "so little data take longer for the same bytes, and each needs a launch."
-)
 #: A reduction of so many times the usual (and at least such) bytes is one parameter: buckets are
 #: alike.
 _LARGER, _LEAST_BUCKET = 8, 1 << 20
-_ONE_PARAMETER = (
-    "One parameter, usually the embedding, is reduced apart from the others, and a bucket cannot "
-    "divide it: send fewer bytes (DDP communication hook bf16_compress_hook), update few rows "
-    "(nn.Embedding(sparse=True)), or divide the table over the ranks (FSDP, tensor parallelism)."
-)
 
 
 def _of_buckets(answers: Answers, comm: CommOutliers, kind: str) -> str:
@@ -500,27 +443,15 @@ def _of_buckets(answers: Answers, comm: CommOutliers, kind: str) -> str:
     n, size = (int(top[name].sum()) for name in ("n", "message_bytes"))
     most = 2 * top["total_ns"].sum() > comm.groups["total_ns"].sum()
     if most and 0 < size <= _SMALL_BUCKET and n >= _MANY_BUCKETS * steps:
-        return _LARGER_BUCKETS
+        return _TEXTS["larger_buckets"]
     usual = sums.select(pl.col("message_bytes").repeat_by("n").explode().median()).item()
     alone = answers.time.in_steps and kind == "all_reduce" and n == steps
     large = usual is not None and size >= _LARGER * max(usual, _LEAST_BUCKET)
-    return _ONE_PARAMETER if alone and large and answers.program.pytorch else ""
+    return _TEXTS["one_parameter"] if alone and large and answers.program.pytorch else ""
 
 
 #: Functions of inference engines that send the KV cache from prefill to decode instances.
 _KV_SENDS = r"kv_transfer|kv_connector|disaggregation|(?i:mooncake|nixl)"
-_KV_TRANSFER = (
-    "The engine sends the KV cache to another instance while the GPU waits: send each layer on "
-    "another stream while the next one is computed (an asynchronous mode of the connector: "
-    "P2pNcclConnector send_type PUT_ASYNC; NixlConnector, Mooncake), and wait for it only before "
-    "the blocks are freed. The partner was not recorded: the time includes the wait for it."
-)
-#: Advice for sends and receives whose partner is not known.
-_PAIRS = (
-    "Most of it is in sends and receives whose partner was not recorded (batch_isend_irecv): they "
-    "include the wait for it, in a pipeline by its schedule. Compare it with the bubble of the "
-    "schedule first: (stages - 1) / (micro-batches + stages - 1)."
-)
 
 
 def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
@@ -534,15 +465,15 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
         issuer = re.sub(_OF_LIBRARY, "", place["annotation"] or "")
         around = f"{place['outer']} {issuer} {place['code']}"
         if re.search(_OF_DATA_PARALLEL, around):
-            return _NO_DATA_PARALLEL
+            return _TEXTS["no_data_parallel"]
         if text := _of_name(place, kind):
             return text
         if "SyncBatchNorm" in around:
-            return _SYNC_BATCH_NORM
+            return _TEXTS["sync_batch_norm"]
         if kind == "broadcast" and issuer:
-            return _BROADCASTS.format(issuer, top["n"][0])
+            return _TEXTS["broadcasts"].format(issuer, top["n"][0])
         if re.search(_LOGGING, around) and small_collectives(comm):
-            return _OF_METRICS.format(issuer or frame_text(str(place["code"])))
+            return _TEXTS["of_metrics"].format(issuer or frame_text(str(place["code"])))
     return ""
 
 
@@ -555,44 +486,11 @@ _LOGGING = r"(?i)(?<![a-z:])log(?:_(?:dict|metrics?)|ger|ging)?(?![a-z0-9_])|log
 #: Operators and files of torch.nn.DataParallel.
 _OF_DATA_PARALLEL = r"ReduceAddCoalesced|^Broadcast|nn/parallel/(?:data_parallel|replicate)\.py"
 
-#: Advice by the part of the program that issues most collectives.
-_NO_DATA_PARALLEL = (
-    "nn.DataParallel copies all parameters to each GPU before each forward pass, and adds up all "
-    "gradients on the first GPU: use DistributedDataParallel, one process for each GPU (torchrun)."
-)
-_SYNC_BATCH_NORM = (
-    "SyncBatchNorm issues these collectives, two per layer: use GroupNorm or LayerNorm, "
-    "synchronise only some layers, or use BatchNorm if the batch of a GPU is large enough."
-)
-_BROADCASTS = (
-    "{} issues the broadcasts ({:,} in total): copy the tensors into one flat buffer (or a few) "
-    "and broadcast that, overlap it with work that does not need the result, or do it less often."
-)
-_OF_METRICS = (
-    "{} reduces metrics: reduce them every N steps instead of each step, and all together as one "
-    "tensor (Lightning: log with on_epoch=True, or without sync_dist=True)."
-)
 
-
-#: Advice for exchanges (of tokens between experts, of embeddings), and for sums in inference.
-_EXCHANGE = (
-    "Overlap the all_to_all with compute that does not need its result (another micro-batch, "
-    "layers that are not exchanged), keep the exchange within a node, or send fewer bytes (FP8)."
-)
 #: From this share on, sums of tensor parallelism are more than usual on fast links.
 _MUCH = 0.3
-_TENSOR_PARALLEL = (
-    "In tensor parallelism the next operator needs the sum of an all_reduce, so it cannot be "
-    "overlapped: use fewer GPUs per model, or an all_reduce for small messages (one-shot or "
-    "symmetric memory)."
-)
 #: Kernels of inference engines that sum over the GPUs of one model.
 _OF_ENGINES = r"(?i)(?:one|two)_?shot_?all_?reduce|cross_device_reduce|trtllm_all_?reduce"
-_TENSOR_PARALLEL_TRAINING = (
-    "In tensor parallelism the next operator needs the sum of an all_reduce: use fewer GPUs per "
-    "model, all joined by NVLink, and sequence parallelism with all_gather and reduce_scatter that "
-    "overlap parts of the products (Megatron --sequence-parallel --tp-comm-overlap)."
-)
 #: Tensor parallelism sums in each layer: from so many all_reduces of a rank on.
 _MANY_SUMS = 16
 #: In training, sums of one size from the begin of a step to its end: from so many on.
@@ -632,14 +530,6 @@ def _between_replicas(comm: CommOutliers) -> bool:
     )
     sums = comm.groups.head(1).join(parts, on="message_bytes")
     return sums.filter(pl.col("group") != pl.col("of")).height > 0
-
-
-#: Advice for sums between the replicas of hybrid sharding.
-_HYBRID = (
-    "Sums between replicas of hybrid sharding (HSDP): send fewer bytes (reduce_dtype=bfloat16), "
-    "sum once per step (FSDP2 set_requires_all_reduce(False) in all micro-batches but the last), "
-    "shard over more GPUs, or check the network (NCCL_DEBUG=INFO: InfiniBand, GPUDirect RDMA)."
-)
 
 
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:

@@ -24,7 +24,16 @@ from traceanalyzer.analyzers.kernels.training import (
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import busy
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
-from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, Rule, in_steps, of_purpose, rule
+from traceanalyzer.findings.rule import (
+    ADVICE,
+    OF_STEP,
+    Answers,
+    Measured,
+    Rule,
+    in_steps,
+    of_purpose,
+    rule,
+)
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import format_count, format_ns
 
@@ -47,152 +56,28 @@ _MOST = 0.5
 #: From this share of its time on, a kernel is counted by memory-bound-kernels.
 _FUSIBLE = 0.5
 
-_INDEXING = (
-    "The backward pass of advanced indexing (x[index]) adds up equal indices one after another: "
-    "use index_select, gather or torch.nn.functional.embedding, or index data that needs no "
-    "gradient."
-)
-_EMBEDDING = (
-    "The gradient of an embedding adds up the rows of equal indices: use Embedding(sparse=True) "
-    "with SparseAdam or SGD, padding_idx, fewer duplicate indices, or a fused table (FBGEMM)."
-)
-_SCATTERING = (
-    "Elements with equal indices wait for each other: sort or bucket the indices once, or use a "
-    "segmented reduction (PyTorch: torch.segment_reduce, cumsum of sorted data)."
-)
-_SORTING = (
-    "Sort or select fewer elements (topk in place of sort, per segment, a smaller type), or do it "
-    "once and keep the result."
-)
-_CASTING = (
-    "Convert data once and keep it in that type: autocast converts float32 weights again in each "
-    "forward pass of each micro-batch, and their gradients back. Keep bfloat16 weights, with "
-    "float32 copies in the optimizer only (FSDP: MixedPrecisionPolicy, DeepSpeed: bf16), and use "
-    "larger micro-batches. Let neighbouring operators compute in one type."
-)
-_LAYOUT = (
-    "Keep model and images in the layout of the convolutions (PyTorch: model.to("
-    "memory_format=torch.channels_last), and the same for the images); operators without support "
-    "for it convert the layout again."
-)
-_TUNING = (
-    "Tune its block sizes and number of warps (triton.autotune), and compare it with the library "
-    "operator for the same shapes."
-)
-_FILLING = (
-    "torch.use_deterministic_algorithms fills each new tensor: results stay deterministic with "
-    "torch.utils.deterministic.fill_uninitialized_memory = False, unless the program reads memory "
-    "that it never wrote."
-)
+_TEXTS = ADVICE["heavy_kernels"]
 #: Fusions of XLA.
 _FUSIONS = r"(?:^|_)fusion(?:_\d+)*$"
-_OF_FUSION = (
-    "XLA made this kernel of several operations already: xprof or jax.named_scope shows which; "
-    "change their shapes or layout, split the reduction, or write it in Pallas."
-)
-_GRAPH = "Record the kernels in the graph: nsys profile --cuda-graph-trace=node."
 #: Advice by names of the kernel and of the operators that launch it; the first match counts.
 _ADVICE = (
-    (r"^aten::(?:new_)?empty|^aten::resize_", _FILLING),
-    ("^CUDA graph", _GRAPH),
-    (r"(?i)embedding.*backward", _EMBEDDING),
-    (r"(?i)index(?:ing|_put|_?backward)", _INDEXING),
-    (r"(?i)scatter|index_(?:add|copy|reduce)", _SCATTERING),
-    (kernel_names.CHANGES_LAYOUT.pattern, _LAYOUT),
-    (r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|scan|cumsum", _SORTING),
-    (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _CASTING),
-    (r"(?i)triton", _TUNING),
-    (_FUSIONS, _OF_FUSION),
-)
-_NAIVE = (
-    "Find the shapes (MIOPEN_ENABLE_LOGGING_CMD=1) and let MIOpen search for faster solvers "
-    "(MIOPEN_FIND_MODE=NORMAL, MIOPEN_FIND_ENFORCE=SEARCH); check that the find database of this "
-    "GPU is installed, and that MIOPEN_DEBUG_ variables exclude no solver; other layouts, padded "
-    "channels or a newer ROCm have solvers for more shapes."
-)
-_DEPTHWISE = (
-    "Use channels_last (model.to(memory_format=torch.channels_last), the images too): cuDNN then "
-    "computes depthwise convolutions. In NCHW PyTorch has its own kernels, except in float16, and "
-    "that of the weight gradient is the slowest of them."
-)
-_UNFOLDING = (
-    "PyTorch's own convolutions (and unfold) do that: check torch.backends.cudnn.enabled, and "
-    "whether this version of PyTorch and cuDNN takes the type, dilation and dimensions."
-)
-_BATCH_NORM = (
-    "cuDNN normalizes batches if weight and bias exist (affine=True) and are float32, and the "
-    "version takes the type of the input (bfloat16 only newer ones): use a newer PyTorch, float16 "
-    "or channels_last. SyncBatchNorm always uses these kernels: try it without, or GroupNorm. In "
-    "evaluation fold it into the convolution."
-)
-_FLOAT_ATTENTION = (
-    "Cast query, key and value to bfloat16 or float16 before scaled_dot_product_attention, so "
-    "that flash attention accepts them. Find what makes them float32: a norm or rotary embedding "
-    "of query and key, a float32 mask, attention outside of autocast."
-)
-_CTC = (
-    "cuDNN computes the CTC loss of int32 targets in one row on the CPU, with blank 0, float32 "
-    "log-probabilities, inputs of full length and at most 256 targets each: change what differs."
-)
-_DIVIDE = "Divide the matrices over the ranks, and gather the updated ones (distributed Muon). "
-_FEWER_PRODUCTS = (
-    "Run fewer iterations (Newton-Schulz: 5 in bfloat16), batch matrices of equal shape, update "
-    "preconditioners every N steps, or use more tokens per step: the update takes as long for any."
-)
-_LOSS = (
-    "Each of them reads and writes all logits, and casts to float32 do it again: use a fused loss "
-    "(Liger's fused linear cross-entropy, cut-cross-entropy), torch.compile the loss, or compute "
-    "it for a part of the tokens at a time."
-)
-_DECOMPOSING = (
-    "Decompose less often (keep a projection for many steps) or to a smaller rank "
-    "(PyTorch: torch.svd_lowrank), batch equal shapes, or use products only (Newton-Schulz, power "
-    "iteration): decompositions use few multiprocessors."
-)
-_UPDATING = (
-    "The update takes as long for any batch: use more tokens per step (a larger batch, "
-    "accumulated gradients), shard it over ranks (FSDP, ZeRO-1), or keep the state of the "
-    "optimizer in 8 bits (bitsandbytes, torchao): it is limited by memory bandwidth."
-)
-_SPARSE = (
-    "The gradients of embedding tables are dense, so that the update reads and writes rows that no "
-    "batch uses: nn.Embedding(sparse=True) with SparseAdam or SGD, an optimizer fused with the "
-    "lookup (FBGEMM, TorchRec), or tables that are divided over the ranks."
+    (r"^aten::(?:new_)?empty|^aten::resize_", _TEXTS["filling"]),
+    ("^CUDA graph", _TEXTS["graph"]),
+    (r"(?i)embedding.*backward", _TEXTS["embedding"]),
+    (r"(?i)index(?:ing|_put|_?backward)", _TEXTS["indexing"]),
+    (r"(?i)scatter|index_(?:add|copy|reduce)", _TEXTS["scattering"]),
+    (kernel_names.CHANGES_LAYOUT.pattern, _TEXTS["layout"]),
+    (r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|scan|cumsum", _TEXTS["sorting"]),
+    (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _TEXTS["casting"]),
+    (r"(?i)triton", _TEXTS["tuning"]),
+    (_FUSIONS, _TEXTS["of_fusion"]),
 )
 #: Least time that fills gradients of tables with 0 per time of an update: it writes each of them
 #: once, while the update reads and writes values, gradients and states.
 _OF_TABLES = 0.05
-_REORDERING = (
-    "Beam search copies the KV cache of all beams for each token: use fewer beams, greedy search "
-    "or sampling, or an engine whose beams share a paged cache (vLLM, TensorRT-LLM)."
-)
-_REFORMATTING = (
-    "TensorRT converts tensors between layers of other precisions or layouts: quantize the "
-    "neighbours, too (place of the Q and DQ nodes), set the formats of inputs and outputs "
-    "(ITensor.allowed_formats), and look for the Reformat layers (trtexec --exportLayerInfo, "
-    "--profilingVerbosity=detailed)."
-)
-_BLITTING = (
-    "ROCm runs these copies and fills (hipMemcpy, hipMemset) as kernels: keep the data on the "
-    "device, copy it once and from pinned memory, or on a stream of its own, to overlap with "
-    "other kernels."
-)
 _DEQUANTIZE = "convert quantized weights before each product"
-_DEQUANTIZING = (
-    "Each product converts all of a weight, whatever the batch: use more tokens per step, 16-bit "
-    "weights if they fit, or kernels that multiply quantized weights (Marlin, torchao int4)."
-)
-_HOST_MEMORY = (
-    "It reads pinned host memory over PCIe (zero copy, UVA): keep the rows that are used most in "
-    "GPU memory (GPUCachedFeature of DGL's GraphBolt, the UVM cache of FBGEMM), or all if they "
-    "fit, and gather the next batch on another stream."
-)
 #: Functions and kernels that read host memory.
 _READS_HOST = r"(?i)pinned_?tensor|(?<![a-z])uva(?![a-z])|UVAIndex|zero_?copy"
-_ADAPTING = (
-    "Merge the adapter into the weights if only one is used (PEFT: merge_and_unload); else a "
-    "smaller rank (vLLM: max_lora_rank), adapters on fewer layers, or more requests at a time."
-)
 #: Kinds whose operator is avoided as a whole, with its matrix products.
 _UNFOLD = "unfold convolutions into matrix products"
 _LOG_SOFTMAX = "compute log-softmax and loss one after another"
@@ -203,29 +88,44 @@ _CAST, _RELAYOUT = "convert tensors to another type", "convert between NCHW and 
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
 _TOGETHER = (
-    (kernel_names.CHANGES_LAYOUT.pattern, _RELAYOUT, _LAYOUT),
-    (r"(?i)(?:^|[^a-z])lora(?:[^a-z]|$)|[bs]gmv", "apply LoRA adapters", _ADAPTING),
+    (kernel_names.CHANGES_LAYOUT.pattern, _RELAYOUT, _TEXTS["layout"]),
+    (r"(?i)(?:^|[^a-z])lora(?:[^a-z]|$)|[bs]gmv", "apply LoRA adapters", _TEXTS["adapting"]),
     (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select", ""),
-    ("copyPackedKernel|copyVectorizedKernel", "convert between layers of TensorRT", _REFORMATTING),
-    ("naive_conv", "compute convolutions by MIOpen's naive algorithm (its last resort)", _NAIVE),
+    (
+        "copyPackedKernel|copyVectorizedKernel",
+        "convert between layers of TensorRT",
+        _TEXTS["reformatting"],
+    ),
+    (
+        "naive_conv",
+        "compute convolutions by MIOpen's naive algorithm (its last resort)",
+        _TEXTS["naive"],
+    ),
     (
         "(?i)conv_?depthwise|depthwise_?conv",
         "compute depthwise convolutions without cuDNN",
-        _DEPTHWISE,
+        _TEXTS["depthwise"],
     ),
-    ("(?:im|vol)2col|col2(?:im|vol)", _UNFOLD, _UNFOLDING),
-    ("^ctc_loss_", "compute the CTC loss without cuDNN", _CTC),
-    (r"^batch_norm_\w+_kernel", "normalize batches without cuDNN", _BATCH_NORM),
-    ("fmha_cutlass[FB]_f32", "compute attention in float32", _FLOAT_ATTENTION),
-    ("LogSoftMax|(?i:nll_?loss|ClassNLL)", _LOG_SOFTMAX, _LOSS),
-    ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _DECOMPOSING),
+    ("(?:im|vol)2col|col2(?:im|vol)", _UNFOLD, _TEXTS["unfolding"]),
+    ("^ctc_loss_", "compute the CTC loss without cuDNN", _TEXTS["ctc"]),
+    (r"^batch_norm_\w+_kernel", "normalize batches without cuDNN", _TEXTS["batch_norm"]),
+    ("fmha_cutlass[FB]_f32", "compute attention in float32", _TEXTS["float_attention"]),
+    ("LogSoftMax|(?i:nll_?loss|ClassNLL)", _LOG_SOFTMAX, _TEXTS["loss"]),
+    ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _TEXTS["decomposing"]),
     ("FillFunctor", "fill memory with one value", ""),
-    (r"unrolled_elementwise_kernel<direct_copy|float(?:16|8\w*)_copy_kernel", _CAST, _CASTING),
-    ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _BLITTING),
-    ("(?i)dequantize_?block", _DEQUANTIZE, _DEQUANTIZING),
+    (
+        r"unrolled_elementwise_kernel<direct_copy|float(?:16|8\w*)_copy_kernel",
+        _CAST,
+        _TEXTS["casting"],
+    ),
+    ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _TEXTS["blitting"]),
+    ("(?i)dequantize_?block", _DEQUANTIZE, _TEXTS["dequantizing"]),
 )
 #: Families of kernels that belong together: what they do, and advice.
-_TOGETHER_IN = {"optimizer": ("update the parameters", _UPDATING), "norm": ("normalize", "")}
+_TOGETHER_IN = {
+    "optimizer": ("update the parameters", _TEXTS["updating"]),
+    "norm": ("normalize", ""),
+}
 #: Advice by kind; empty: by the operators that launch the kernel.
 _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.values())
 #: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).
@@ -233,19 +133,7 @@ _USUALLY_LESS = ["normalize batches without cuDNN", "apply LoRA adapters", _DEQU
 _USUALLY_LESS += [what for what, _ in _TOGETHER_IN.values()]
 #: One type or layout for all avoids all of a kind: it is info and a warning from these shares on.
 _SOONER = {_CAST: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1)}
-_PROFILE = (
-    "Look at this kernel first: replace the operator by a fused or library one, or profile it "
-    "(ncu --kernel-name) to see whether memory, occupancy or atomics limit it."
-)
 
-_MORE_BLOCKS = (
-    "Divide its work over more blocks (a larger grid, at least one block per multiprocessor, "
-    "better several): partial results per block, joined by atomics or a second kernel."
-)
-_SPILLING = (
-    "Keep its data in registers: __launch_bounds__ that fit its blocks, two kernels in place of "
-    "one, arrays with constant indices. nvcc -Xptxas -v lists what each kernel spills."
-)
 #: Multiprocessors of a small GPU.
 _LEAST_UNITS = 16
 #: Bytes of local memory per thread that slow a kernel down.
@@ -283,15 +171,15 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         place = result.place(row["kernel"])
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
-        advice = remedy if remedy and advice == _PROFILE else advice
-        if advice == _UPDATING and _fills_tables(result) >= _OF_TABLES * row["total_ns"]:
-            advice = _SPARSE
+        advice = remedy if remedy and advice == _TEXTS["profile"] else advice
+        if advice == _TEXTS["updating"] and _fills_tables(result) >= _OF_TABLES * row["total_ns"]:
+            advice = _TEXTS["sparse"]
         stalled = sum(stalls.get(one, 0) for one in row["names"])
         share, named = time.frac(row["total_ns"]), bool(place.get("annotation"))
         launched = f"{launched_by(place)}{'' if named else called_in(place)}"
         if row["kernels"] > 1:  # the place is that of the largest one
             launched = launched.replace(", launched", ", mostly launched")
-        known = bool(place.get("operator")) or (in_pytorch and advice != _GRAPH)
+        known = bool(place.get("operator")) or (in_pytorch and advice != _TEXTS["graph"])
         yield Measured(
             size=_size(share, row, advice, known=known),
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
@@ -420,7 +308,7 @@ def _matrix_updates(result: Kernels, answers: Answers) -> Iterator[Measured]:
         title=f"{name} takes {time.share(total)}, mostly matrix products.",
         evidence=(f"No collective runs in it: each of {ranks:,} ranks computes all of it.",)
         * alone,
-        advice=f"{_DIVIDE * alone}{_FEWER_PRODUCTS}",
+        advice=_TEXTS["divide"] * alone + _TEXTS["fewer_products"],
         total_ns=total,
         confidence="medium",
     )
@@ -433,12 +321,13 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
     """
     levels = zip(_SOONER.get(row["kind"], ()), (_INFO, _WARNING), strict=False)
     share = max(share, *(size for least, size in levels if share >= least), 0.0)
-    usual = (_PROFILE, _TUNING, _GRAPH, _MORE_BLOCKS, _SPILLING, _OF_FUSION)
+    general = ("profile", "tuning", "graph", "more_blocks", "spilling", "of_fusion")
+    usual = [_TEXTS[name] for name in general]
     if row["kind"] not in _USUALLY_LESS and advice not in usual:
         return share
-    known |= advice in (_TUNING, _MORE_BLOCKS, _SPILLING)
+    known |= advice in (_TEXTS["tuning"], _TEXTS["more_blocks"], _TEXTS["spilling"])
     known &= row["kind"] != _TOGETHER_IN["norm"][0]
-    if advice == _OF_FUSION and share < _MOST:
+    if advice == _TEXTS["of_fusion"] and share < _MOST:
         return 0.0
     return share if known and share >= _MUCH else (_INFO if share >= _LEAST else 0.0)
 
@@ -453,12 +342,12 @@ def _limit(result: Kernels, kernel: str, gpus: str) -> tuple[tuple[str, ...], st
     if isinstance(blocks, int) and 2 * blocks <= (units or _LEAST_UNITS):
         of = f"the {units} multiprocessors of this GPU" if units else "the multiprocessors of a GPU"
         text = f"Its grid has {format_count(blocks, 'block')}: most of {of} have no work."
-        return (text,), _MORE_BLOCKS
+        return (text,), _TEXTS["more_blocks"]
     local = rows["local_memory"].max()
     if not isinstance(local, int) or local < _MUCH_LOCAL:
         return (), ""
     where = "local memory (scratch): spilled registers, or arrays of a thread"
-    return (f"Each thread uses {local:,} B of {where}.",), _SPILLING
+    return (f"Each thread uses {local:,} B of {where}.",), _TEXTS["spilling"]
 
 
 def _who(row: Mapping[str, Any]) -> str:
@@ -475,11 +364,11 @@ def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     """Return advice by the operators that launch the kernel, else by its name."""
     names = [f"{place.get('operator') or ''} {place.get('outer') or ''}", kernel]
     if re.search(r": _?reorder_cache$", place.get("called") or ""):
-        return _REORDERING
+        return _TEXTS["reordering"]
     if re.search(_READS_HOST, f"{kernel} {place.get('code')} {place.get('called')}"):
-        return _HOST_MEMORY
+        return _TEXTS["host_memory"]
     matches = (text for name in names for pattern, text in _ADVICE if re.search(pattern, name))
-    return next(matches, _PROFILE)
+    return next(matches, _TEXTS["profile"])
 
 
 _TUNE_LESS = {

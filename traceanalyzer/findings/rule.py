@@ -1,9 +1,11 @@
 """Rules: what they check, and the measurements that they return."""
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pkgutil import get_data
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import polars as pl
@@ -45,6 +47,11 @@ from traceanalyzer.units import format_frac
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
 R = TypeVar("R", bound=Result)
+
+#: Advice of rules in ``advice.toml``: by module, then by name.
+ADVICE: dict[str, dict[str, str]] = tomllib.loads(
+    (get_data(__name__, "advice.toml") or b"").decode()
+)
 
 #: A step waits for loader workers from this share of its time on; less may be that of a handover.
 _WAITS_FOR_LOADER = 0.1

@@ -350,9 +350,11 @@ def _activities(result: LeafPaths) -> Iterator[Measured]:
 _ACTIVITIES = {
     COMPILES: (
         "compile code",
-        "Once, at the start, is expected. In the loop keep shapes, types and static arguments "
-        "equal; TORCH_LOGS=recompiles or JAX_EXPLAIN_CACHE_MISSES=1 prints the reason. Keep "
-        "compiled code from run to run (TORCHINDUCTOR_CACHE_DIR, JAX_COMPILATION_CACHE_DIR).",
+        (
+            "Once, at the start, is expected. In the loop keep shapes, types and static arguments "
+            "equal; TORCH_LOGS=recompiles or JAX_EXPLAIN_CACHE_MISSES=1 prints the reason. Keep "
+            "compiled code from run to run (TORCHINDUCTOR_CACHE_DIR, JAX_COMPILATION_CACHE_DIR)."
+        ),
     ),
     RANKS: ("wait for other ranks", f"{ADVICE[RANKS]}."),
 }

@@ -102,7 +102,7 @@ def _of_c_function(name: str) -> str | None:
 #: Advice for each kind of wait.
 ADVICE = {
     SLEEPS: "Remove the sleep, or wait for the event that it waits for",
-    DEVICE: "Record what the GPU runs meanwhile (ProfilerActivity.CUDA): that is the time to shorten",
+    DEVICE: "Record what the GPU runs meanwhile (ProfilerActivity.CUDA), and shorten that",
     RANKS: "Find the rank that comes last (record all ranks), and what it does meanwhile",
     DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
     LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
