@@ -39,7 +39,7 @@ from traceanalyzer.units import format_count, format_ns
 
 #: Families whose kernels take most of the time of a healthy program.
 _USUAL = (
-    GEMM, CONVOLUTION, kernel_names.ATTENTION, KV_CACHE, COMMUNICATION, "moe", "fft", "recurrent",
+    GEMM, CONVOLUTION, kernel_names.ATTENTION, KV_CACHE, COMMUNICATION, "moe", "recurrent",
 )  # fmt: skip
 
 #: So few calls all may be as long.
@@ -84,6 +84,7 @@ _LOG_SOFTMAX = "compute log-softmax and loss one after another"
 #: Kernels that cast logits for the loss.
 _CASTS = "direct_copy|float16_copy"
 _DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
+_FP8 = "cast and transpose tensors for FP8"
 _CAST, _RELAYOUT = "convert tensors to another type", "convert between NCHW and NHWC"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
@@ -118,6 +119,7 @@ _TOGETHER = (
         _CAST,
         _TEXTS["casting"],
     ),
+    ("(?i)cast_transpose", _FP8, _TEXTS["fp8"]),
     ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _TEXTS["blitting"]),
     ("(?i)dequantize_?block", _DEQUANTIZE, _TEXTS["dequantizing"]),
 )
@@ -132,7 +134,7 @@ _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.val
 _USUALLY_LESS = ["normalize batches without cuDNN", "apply LoRA adapters", _DEQUANTIZE]
 _USUALLY_LESS += [what for what, _ in _TOGETHER_IN.values()]
 #: One type or layout for all avoids all of a kind: it is info and a warning from these shares on.
-_SOONER = {_CAST: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1)}
+_SOONER = {_CAST: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1), _FP8: (0.1, 0.25)}
 
 #: Multiprocessors of a small GPU.
 _LEAST_UNITS = 16
@@ -161,16 +163,19 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if fused := any(busy.is_found(one, answers) for one in pointwise):
         sums = sums.filter(pl.col("fusible_ns") < _FUSIBLE * pl.col("total_ns"))
     in_pytorch = result.has_operators and answers.program.pytorch
-    stalls = _stalls(result, answers)
+    stalls, families = _stalls(result, answers), result.heaviest("name")
+    transforms = set(families.filter(family="fft")["kernel"])
     others = 0
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
-        others += kind is None
-        if kind is None and others > 1:
+        if kind is None and others:
             continue  # the largest one of them is enough
         place = result.place(row["kernel"])
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
+        if row["kernel"] in transforms and remedy != _TEXTS["more_blocks"]:
+            continue
+        others += kind is None
         advice = remedy if remedy and advice == _TEXTS["profile"] else advice
         if advice == _TEXTS["updating"] and _fills_tables(result) >= _OF_TABLES * row["total_ns"]:
             advice = _TEXTS["sparse"]

@@ -141,11 +141,25 @@ def _growth(history: ledger.Ledger, rank: rank_memory.RankMemory, at: Ints) -> p
         "shrank_n": (change < 0).sum(axis=1),
         "per_step_bytes": (live[:, -1] - live[:, 0]) // np.maximum(grew_n, 1),
         "collected_bytes": collected,
+        "is_regular": pl.Series(list(map(_is_regular, change)), dtype=pl.Boolean),
     }
     rows = groups.select(*attribution.LINE, "row").hstack(pl.DataFrame(numbers))
     rows = rows.filter((pl.col("grown_bytes") != 0) | (pl.col("collected_bytes") > 0))
     rows = rows.with_columns(stack=rank.lines.paths(rows["row"])).drop("row")
     return columns.largest_first(rows, "grown_bytes", *attribution.LINE[:3], "stack")
+
+
+def _is_regular(change: Ints) -> bool:
+    """Whether live bytes grow by about as much in every Nth step, until the end."""
+    steps, n = np.flatnonzero(change), change.size
+    apart, more = np.diff(steps), change[steps]
+    if steps.size < SUSPECT_STEPS or apart.min() < apart.max():
+        return False
+    return bool(more.max() <= _ALIKE * more.min() and steps[-1] + apart[0] >= n)
+
+
+#: Largest ratio of the growth of one step to that of another one, if they are alike.
+_ALIKE = 1.25
 
 
 def _collected(live: Ints) -> Ints:
@@ -182,7 +196,8 @@ class MemoryGrowth(Result):
             grown_bytes, grown_steps (consecutive steps of growth up to the last), grew_n and
             shrank_n (steps of growth and of shrinkage), per_step_bytes (grown_bytes / grew_n),
             collected_bytes (the most that grew over three or more steps and was freed in one step,
-            if that happened at least twice; else 0), stack.
+            if that happened at least twice; else 0), is_regular (it grew by about as much in every
+            Nth step), stack.
     """
 
     question = "What grows from step to step?"
@@ -192,7 +207,7 @@ class MemoryGrowth(Result):
 
     @property
     def suspects(self) -> pl.DataFrame:
-        """Rows of ``growth`` that grew in each of the last three steps, or in a third of all.
+        """Rows of ``growth`` that grew in each of the last three steps, a third or every Nth one.
 
         ``intervals`` is the number of steps of their device.
         """
@@ -235,13 +250,15 @@ class MemoryGrowth(Result):
 def _suspects(growth: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return stacks that grew in at least the last :data:`SUSPECT_STEPS` steps in a row.
 
-    Also stacks that never shrank and grew in at least that many steps and a third of all steps.
+    Also stacks that never shrank and grew in at least that many steps, which are a third of all, or
+    every Nth one by about as much (an evaluation, a checkpoint).
     """
     keys = ["rank", "path", "device"]
     counted = steps.group_by(keys).agg(intervals=pl.len().cast(pl.Int64) - 1)
     rows = columns.left_join(growth, counted, keys)
     often = (pl.col("grew_n") >= SUSPECT_STEPS) & (3 * pl.col("grew_n") >= pl.col("intervals"))
-    suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | (often & (pl.col("shrank_n") == 0))
+    often = (often | pl.col("is_regular")) & (pl.col("shrank_n") == 0)
+    suspect = (pl.col("grown_steps") >= SUSPECT_STEPS) | often
     return rows.filter(suspect, pl.col("grown_bytes") > 0, pl.col("collected_bytes") == 0)
 
 
@@ -270,7 +287,7 @@ def _verdict(result: MemoryGrowth) -> str:
             return f"{collected} {COLLECTED_ADVICE}"
         return (
             f"No steady growth: no line's live bytes grew in each of the last {SUSPECT_STEPS} of "
-            f"{n:,} steps, or in a third of all steps."
+            f"{n:,} steps, in a third of all steps, or in every Nth one."
         )
     return f"{result.summary()} {GROWTH_ADVICE}"
 
