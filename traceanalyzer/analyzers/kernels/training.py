@@ -121,9 +121,8 @@ MANY_OF = {
 }
 #: So many tables are a loop, with at most so many other kernels between two, each this long.
 _LEAST_TABLES, _APART, _SHORT_NS = 8, 3, 50_000
-#: A loop launches the same kernels, at most so many, so often one after another. Without a frame
-#: there are more, and shorter, ones.
-LOOP, _LONGEST, _REPEATS, _MANY, _TINY_NS = "A loop in ", 4, 16, 64, 10_000
+#: A loop launches the same kernels, at most so many, so often one after another.
+LOOP, _LONGEST, _REPEATS = "A loop in ", 4, 16
 _OF_LAYERS = (GEMM, kernel_names.CONVOLUTION, kernel_names.ATTENTION, "moe", "recurrent", "fft")
 _OF_TORCH = re.compile(r"(?:^|[/\\])torch[/\\]")
 #: Kernels that update many tensors at once, and families of those of one.
@@ -140,7 +139,7 @@ _OF_NORM = (
 _LETTERS_OF_NORM = dict(zip(_OF_NORM.split(), b"ccpxmarCPXMAR", strict=True))
 _NORMS = b"c?[px]ma?rx(?:[ca]*x)?c?|(?:X+C*)?X+R*[AM]*P+C*"
 
-#: Without any of them, no work has one of the purposes.
+#: Without any of them and Python frames, no work has one of the purposes.
 _MARKS = [
     _BENCHMARKS, _WAITS_FOR_EVENT, _OPTIMIZER_STEP, _OF_ATTENTION, BACKWARD, CHECKPOINT, LAYERS,
     _OF_A_TENSOR, f"^{JOIN}$", f"^{_ROOT}$", *MANY_OF.values(),
@@ -190,7 +189,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     attention = _attention_kernels(work) if not matching(names, ["^aten::"]) else _NONE
     slower = _slowed(trace, work).with_columns(purpose=pl.lit(SLOWED))
     attention = pl.concat([attention, _shaped(slower), _shaped(_shared(trace, work))])
-    if not matching(names, _MARKS):
+    if not matching(names, _MARKS) and "python_function" not in trace.kinds:
         return attention
     calls = launches(trace, work).select("work", *_THREAD, ts="launch_start")
     steps, nodes = (_ranges(trace, names, name) for name in (_OPTIMIZER_STEP, BACKWARD))
@@ -306,6 +305,8 @@ def _repeating(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Short kernels of a loop: the same few again and again, by operators of their own."""
+    if "python_function" not in trace.kinds:
+        return _NONE
     lane = ["device", "stream"]
     columns = [*lane, "name", "work_kind", "start", "end"]
     rows = calls.hstack(work[columns][calls["work"]]).sort(*lane, "start")
@@ -321,7 +322,7 @@ def _repeating(
     rows = rows.filter(inside.is_null(), work_kind=COMPUTE)
     if rows.is_empty():
         return _NONE
-    code = host_code.python_frames(trace, rows, lambda file, _: not _OF_TORCH.search(file or ""))
+    code = host_code.python_frames(trace, rows, lambda _, file: not _OF_TORCH.search(file or ""))
     outer = host_code.places_of(trace).outer_rows(rows)
     of_name = families_of(rows["name"].unique().drop_nulls())
     single = [name for name, one in of_name.items() if one not in _OF_LAYERS]
@@ -331,13 +332,11 @@ def _repeating(
     n, mean = pl.len().over("call"), (pl.col("end") - pl.col("start")).mean().over("call")
     is_called = 2 * pl.col("outer").n_unique().over("call") * pl.col("period") >= n
     alone = pl.col("name").is_in(single) & ~pl.col("name").is_in(joined)
-    known = pl.col("code").is_not_null() | ((n >= _MANY) & (mean <= _TINY_NS))
     many = (n >= _REPEATS * pl.col("period")) & (mean <= _SHORT_NS)
-    rows = rows.filter(many & is_called & known & alone.any().over("call"))
-    place = LOOP + pl.col("code").fill_null("the backward pass or a function without a frame")
+    rows = rows.filter(many & is_called & alone.any().over("call")).drop_nulls("code")
     return rows.select(
         "device", "name", "call", "start", "end",
-        purpose=pl.lit(ONE_BY_ONE), place=place, of_tensor="period",
+        purpose=pl.lit(ONE_BY_ONE), place=LOOP + pl.col("code"), of_tensor="period",
     )  # fmt: skip
 
 

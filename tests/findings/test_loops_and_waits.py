@@ -1,0 +1,228 @@
+"""Loops of small kernels, threads without CPUs, stalls, and programs that wait by design."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from comm_traces import MS, US, device, host, step, trace
+from diagnosing import BY_ID
+from wording import check_wording
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.common.waits import DEVICE, RANKS, wait_of
+from traceanalyzer.analyzers.memory.growth import _is_regular
+from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.run.loop import examine
+from traceanalyzer.trace import Trace
+
+GATHER = "void at::native::index_elementwise_kernel<128, 4>()"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"
+_numbers = iter(range(1 << 30))
+_Events = list[dict[str, Any]]
+
+
+def judged(rule: str, one: Trace) -> list[Measured]:
+    return list(BY_ID[rule].judge(Answers(dict(examine([one]).results))))
+
+
+# --- loops -----------------------------------------------------------------------------------
+
+
+def launch(name: str, at: int, ns: int) -> Iterator[dict[str, Any]]:
+    number = next(_numbers)
+    yield host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=number)
+    yield device(name, at + US, ns, correlation=number)
+
+
+def looping(
+    kernels: list[str], times: int, frame: str = "model.py(7): scan", *, apart: bool = True
+) -> Trace:
+    """Return three steps of 10 ms: a product of 5 ms, then a loop with kernels of 10 us."""
+    events: _Events = []
+    for number in range(3):
+        at = number * 10 * MS
+        events += [step(number, at, 10 * MS), *launch("gemm", at, 5 * MS)]
+        at, n = at + 6 * MS, times * len(kernels)
+        events += [host("python_function", frame, at, n * 12 * US)] if frame else []
+        events += [] if apart else [host("cpu_op", "aten::scan", at, n * 12 * US)]
+        for kernel in kernels * times:
+            events += [host("cpu_op", "aten::op", at, 11 * US), *launch(kernel, at, 10 * US)]
+            at += 12 * US
+    return trace(events)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "times"), [([GATHER], 32), ([ADD, GATHER, "sm90_gemm"], 20), ([ADD, GATHER], 48)]
+)
+def test_a_loop_of_small_kernels(kernels: list[str], times: int) -> None:
+    (one,) = judged("tensor-loop", looping(kernels, times))
+    n = len(kernels) * times
+    assert f"scan (model.py:7) launches {n} small kernels per step" in one.title
+    assert f"{len(kernels)} per iteration" in one.title
+    assert 3 * n * 10 * US <= (one.total_ns or 0) <= 3 * n * 12 * US
+    check_wording(one.title, *one.evidence, one.advice)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        looping([GATHER], 12),
+        looping([GATHER], 32, frame=""),
+        looping([ADD, GATHER], 48, apart=False),
+        looping(["sm90_gemm"], 40),
+        looping(["void multi_tensor_apply_kernel<Adam>()"], 40),
+        looping([ADD, GATHER, ADD + "1", GATHER + "1", ADD + "2"], 20),
+    ],
+    ids=["few", "no frame", "one operator", "products", "many tensors", "a long sequence"],
+)
+def test_other_kernels_are_no_loop(one: Trace) -> None:
+    assert not judged("tensor-loop", one)
+
+
+# --- threads without CPUs ----------------------------------------------------------------------
+
+
+def on_cpu(times: Callable[[int, int], float], kernel: bool = False) -> Trace:
+    """Return four steps of 60 operators of the CPU, which take so many ms."""
+    events: _Events = list(launch("gemm", 0, MS)) if kernel else []
+    at = 0
+    for number in range(4):
+        calls, begin = [], at
+        for n in range(60):
+            ns = round(times(number, n) * MS)
+            calls.append(host("cpu_op", f"aten::op{n % 5}", at, ns))
+            at += ns + 5 * US
+        events += [step(number, begin, at - begin), *calls]
+    return trace(events)
+
+
+@pytest.mark.parametrize(
+    ("times", "least"),
+    [
+        (lambda step, n: 8 if (3 * n + step) % 4 else 1, 6.25),
+        (lambda step, n: 5 if (n + step) % 2 else 1, 3),
+        (lambda step, n: 1 + (7 * n + 5 * step) % 11, 2),
+    ],
+)
+def test_threads_without_cpus(times: Callable[[int, int], float], least: float) -> None:
+    (one,) = judged("contended-cpus", on_cpu(times))
+    assert one.size is not None
+    assert 1 - 1 / least - 0.05 <= one.size < 1
+    check_wording(one.title, one.advice)
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        on_cpu(lambda _, n: 1 + n % 3),
+        on_cpu(lambda step, _: 1 + 3 * step),
+        on_cpu(lambda step, n: 100 if (step, n) == (2, 5) else 1),
+        on_cpu(lambda step, n: (8 if (3 * n + step) % 4 else 1) / 30),
+        on_cpu(lambda step, n: 8 if (3 * n + step) % 4 else 1, kernel=True),
+    ],
+    ids=["equal", "larger inputs", "one stall", "short", "a GPU"],
+)
+def test_other_differences_are_no_lack_of_cpus(one: Trace) -> None:
+    assert not judged("contended-cpus", one)
+
+
+def test_what_a_lack_of_cpus_explains_is_an_effect() -> None:
+    found = ta.diagnose(on_cpu(lambda step, n: (8 if (3 * n + step) % 4 else 1) * (1 + step)))
+    assert [one.id for one in found.findings][:1] == ["contended-cpus"]
+    assert "uneven-steps" not in {one.id for one in found.findings}
+
+
+# --- waits by design, and stalls -----------------------------------------------------------------
+
+
+def serving(wait: str, *more: dict[str, Any]) -> Trace:
+    """Return ten steps of 2 ms with 98 ms between them, in which the host waits."""
+    events: _Events = list(more)
+    for number in range(10):
+        at = number * 100 * MS
+        events += [step(number, at, 2 * MS), *launch("gemm", at, 2 * MS - 4 * US)]
+        events += [host("python_function", wait, at + 2 * MS + US, 98 * MS - 2 * US)]
+    return trace(events)
+
+
+SLEEP = "<built-in function sleep>"
+
+
+@pytest.mark.parametrize(
+    ("more", "severity"),
+    [([], "info"), ([host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)], "warning")],
+)
+def test_a_program_that_sleeps_between_steps(more: _Events, severity: str) -> None:
+    found = {one.id: one for one in ta.diagnose(serving(SLEEP, *more)).findings}
+    assert found["time-between-steps"].severity == severity
+    assert found["time-between-steps"].cost_frac == pytest.approx(0.98, abs=0.02)
+
+
+def test_code_between_steps_is_no_wait_by_design() -> None:
+    (one,) = ta.diagnose(serving("server.py(5): work")).findings
+    assert one.severity == "critical"
+
+
+def stalling(name: str, long: tuple[int, ...]) -> Trace:
+    """Return eight steps whose optimizer clears gradients in 20 us, or in 10 ms."""
+    events: _Events = []
+    at = 0
+    for number in range(8):
+        ns = 10 * MS if number in long else 20 * US
+        events += [step(number, at, 5 * MS + ns + 10 * US), *launch("gemm", at, 5 * MS)]
+        events += [host("user_annotation", name, at + 5 * MS + 5 * US, ns)]
+        at += 5 * MS + ns + 10 * US
+    return trace(events)
+
+
+@pytest.mark.parametrize(
+    ("name", "long", "stalls"),
+    [
+        ("Optimizer.zero_grad#SGD.zero_grad", (2, 5), True),
+        ("Optimizer.zero_grad#AdamW.zero_grad", (6,), True),
+        ("Optimizer.step#Lamb.step", (3, 4), True),
+        ("evaluate", (2, 5), False),
+    ],
+)
+def test_a_stall_of_code_that_is_the_same_in_all_steps(
+    name: str, long: tuple[int, ...], *, stalls: bool
+) -> None:
+    found = {one.id: one for one in ta.diagnose(stalling(name, long)).findings}
+    assert ("schedstat" in found["host-code"].advice) == stalls
+
+
+# --- memory, and waits of samples ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "regular"),
+    [
+        ([0, 5, 0, 0, 5, 0, 0, 5, 0], True),
+        ([9, 0, 10, 0, 9, 0], True),
+        ([5, 0, 0, 5, 0, 0], False),
+        ([5, 5, 5, 0, 0, 0, 0], False),
+        ([0, 5, 0, 0, 9, 0, 0, 5, 0], False),
+        ([0, 5, 0, 5, 0, 0, 5, 0], False),
+        ([0, 0, 0], False),
+    ],
+)
+def test_growth_in_every_nth_step(change: list[int], *, regular: bool) -> None:
+    assert _is_regular(np.array(change)) is regular
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "wait"),
+    [
+        ("barrier", "torch/distributed/distributed_c10d.py", RANKS),
+        ("all_gather_object", "torch/distributed/distributed_c10d.py", RANKS),
+        ("monitored_barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", RANKS),
+        ("all_reduce", "torch/distributed/distributed_c10d.py", None),
+        ("barrier", "game.py", None),
+        ("<built-in function _cuda_synchronize>", None, DEVICE),
+    ],
+)
+def test_waits_by_function(name: str, file: str | None, wait: str | None) -> None:
+    assert wait_of(name, file) == wait
