@@ -453,7 +453,8 @@ ENGINE = "vllm/v1/engine/core.py(730): _process_input_queue"
     ("between", "severity", "part"),
     [
         (python(ENGINE, "queue.py(1): get", "threading.py(3): wait"), "info", "no requests"),
-        (lambda at: [host("osrt", "epoll_wait", at * US, 480 * US)], "warning", "requests"),
+        (lambda at: [host("osrt", "epoll_wait", at * US, 480 * US)], "info", "requests"),
+        (lambda at: [host("osrt", "recv", at * US, 480 * US)], "warning", "requests"),
         (python("vllm/v1/engine/core.py(9): step"), "critical", "step (vllm/v1/engine/core.py:9)"),
     ],
 )

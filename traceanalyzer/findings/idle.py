@@ -38,6 +38,7 @@ from traceanalyzer.findings.rule import (
 )
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import (
+    NS_PER_MS,
     format_bytes,
     format_count,
     format_frac,
@@ -128,7 +129,7 @@ def _measured(
     unsure = result.coverage.work_lost or alone
     unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
     unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance and not ranks
-    unsure |= waits_for in (DATA, ENGINE) and not result.program.trains
+    unsure |= waits_for in (DATA, ENGINE, SLEEPS) and not result.program.trains
     on_gpu = cause == causes.HOST_CODE and result.coverage.on_host and bool(answers.program.gpus)
     unsure |= on_gpu
     by_design = cause == causes.HOST_CODE and _waits_by_design(result, time.frac(total))
@@ -159,14 +160,16 @@ def _waits_by_design(result: GpuIdle, share: float) -> bool:
     if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
         return one.wait in (GPU_WORK, REQUESTS)
     is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
-    return is_loop or (one.wait == SLEEPS and 2 * share > 1)
+    gaps = result.of_cause(causes.HOST_CODE)
+    is_long = (gaps["end"] - gaps["start"]).mean() >= _TIMER_NS  # type: ignore[operator]
+    return is_loop or (one.wait == SLEEPS and 2 * share > 1 and is_long)
 
 
 _RECORD_GPU = (
     "Record the GPU, too (ProfilerActivity.CUDA), if the program uses it: this may be its time."
 )
-#: Waits of servers for any of their connections.
-_EVENT_LOOP = r"epoll|kevent|select"
+#: Waits of servers for any of their connections, and the shortest usual period of a timer.
+_EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select", 10 * NS_PER_MS
 
 
 def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:

@@ -255,7 +255,7 @@ STARTS_WORKERS = (
     r"|torch[/\\]utils[/\\]data[/\\]dataloader\.py\(\d+\): __init__"
 )
 #: For waits for data of programs that do not train.
-PERHAPS_REQUESTS = " If they are requests to a server, its load is low, not the program slow."
+PERHAPS_REQUESTS = " If requests or a timer end the wait, the load is low, not the program slow."
 #: Advice for copies from pinned or managed memory.
 BATCH_COPY_PINNED = (
     "Copy the next batch ahead on a separate stream (.to(device, non_blocking=True); the host "
