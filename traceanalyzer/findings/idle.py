@@ -161,8 +161,8 @@ def _waits_by_design(result: GpuIdle, share: float) -> bool:
         return one.wait in (GPU_WORK, REQUESTS)
     is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
     gaps = result.of_cause(causes.HOST_CODE)
-    is_long = (gaps["end"] - gaps["start"]).mean() >= _TIMER_NS  # type: ignore[operator]
-    return is_loop or (one.wait == SLEEPS and 2 * share > 1 and is_long)
+    long = gaps.filter(pl.col("end") - pl.col("start") >= _TIMER_NS)
+    return is_loop or (one.wait == SLEEPS and 2 * share > 1 and 2 * long.height > gaps.height)
 
 
 _RECORD_GPU = (

@@ -329,10 +329,10 @@ def _repeating(
     joined = matching(of_name, [_OF_MANY])
     rows = rows.with_columns(code=code.cast(pl.String), outer=outer)
     rows = rows.with_columns(call=pl.struct(*lane, "period", "code").rle_id())
-    n, mean = pl.len().over("call"), (pl.col("end") - pl.col("start")).mean().over("call")
-    is_called = 2 * pl.col("outer").n_unique().over("call") * pl.col("period") >= n
+    each, mean = pl.len().over("call"), (pl.col("end") - pl.col("start")).mean().over("call")
+    is_called = 2 * pl.col("outer").n_unique().over("call") * pl.col("period") >= each
     alone = pl.col("name").is_in(single) & ~pl.col("name").is_in(joined)
-    many = (n >= _REPEATS * pl.col("period")) & (mean <= _SHORT_NS)
+    many = (each >= _REPEATS * pl.col("period")) & (mean <= _SHORT_NS)
     rows = rows.filter(many & is_called & alone.any().over("call")).drop_nulls("code")
     return rows.select(
         "device", "name", "call", "start", "end",

@@ -463,9 +463,9 @@ def contended(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     none, n = pl.DataFrame(schema=_OF_CALLS), steps["start"].n_unique()
     if n < _SEVERAL or device_work(trace).height or "cpu_op" not in trace.kinds:
         return none
-    place = ["tid", "name", pl.int_range(pl.len()).over("number", "tid", "name").alias("place")]
+    place = pl.int_range(pl.len()).over("number", "tid", "name")
     computes = pl.col("name").is_in(matching(trace.names, [_COMPUTES]))
-    rows = calls.sort("ts").filter(computes).select("number", "ns", *place)
+    rows = calls.sort("ts").filter(computes).with_columns(place=place)
     key = ["tid", "name", "place"]
     rows = rows.with_columns(fast=pl.col("ns").min().over(key)).filter(pl.len().over(key) == n)
     each = rows.group_by("number").agg(pl.col("ns", "fast").sum())
