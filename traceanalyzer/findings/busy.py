@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.kernels import training
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
 from traceanalyzer.findings.rule import (
+    ADVICE,
     OF_STEP,
     Answers,
     Measured,
@@ -153,17 +154,6 @@ def _by_name(
     )
 
 
-_MATH_ADVICE = (
-    "Find why scaled_dot_product_attention runs unfused: a dense attn_mask (is_causal=True or "
-    "torch.nn.attention.flex_attention in its place), float32, or the head size; "
-    "torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION) reports the reason."
-)
-_FUSE_ATTENTION = (
-    "Use torch.nn.functional.scaled_dot_product_attention in float16 or bfloat16 "
-    '(attn_implementation="sdpa" or "flash_attention_2" in Transformers): it runs as one kernel '
-    "and does not store the score matrix. flex_attention does so only within torch.compile."
-)
-
 _OF_XLA = (
     "Use fused attention in float16 or bfloat16 (TensorFlow: keras.config.enable_flash_attention() "
     'of Keras 3; JAX: jax.nn.dot_product_attention(implementation="cudnn")).'
@@ -195,7 +185,11 @@ def unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
             f"Device time: {each}.",
             _fused_attention(result, time),
         ),
-        advice=_MATH_ADVICE if math else _OF_XLA if answers.program.xla else _FUSE_ATTENTION,
+        advice=ADVICE["busy"]["math_advice"]
+        if math
+        else _OF_XLA
+        if answers.program.xla
+        else ADVICE["busy"]["fuse_attention"],
         total_ns=total,
         most_gain_ns=total - round(_FUSED_FRAC * _products(parts)),
         confidence="high" if known else "medium",
@@ -535,10 +529,6 @@ def _of_reasons(rows: pl.DataFrame, reasons: pl.DataFrame, answers: Answers) -> 
 OF_MANY_FRAC, _OF_FEW_FRAC, _FEW = 1 / 3, 1 / 2, 4
 #: Loops over gradients that are filled with 0, and what avoids them.
 _OF_ZEROS = rf"zero_grad|^{training.ACCUMULATES}$"
-_KEEP_NO_ZEROS = (
-    "Use optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0: gradients are then "
-    "neither filled with 0 nor added to zeros."
-)
 _OF_MANY = {
     training.TABLES: "Join the tables: one lookup for all of them (FBGEMM: "
     "SplitTableBatchedEmbeddingBagsCodegen, TorchRec: FusedEmbeddingBagCollection), or one table "
@@ -547,11 +537,6 @@ _OF_MANY = {
     "remove_weight_norm or remove_parametrizations where they are not trained, "
     "parametrize.cached() where they are used several times; else torch.compile or a CUDA graph.",
 }
-_OF_LOOP = (
-    "Compute all iterations at once: one call for a stacked tensor (bmm, index_select, scans), a "
-    "fused kernel of a library (for state space models mamba_ssm and causal-conv1d), or "
-    "torch.compile or a CUDA graph of the loop."
-)
 _UPDATING = (
     "time of such kernels above that of one for all tensors (a third; half of it, if fewer "
     "than four kernels update a tensor), and idle time between them while the host launches"
@@ -574,7 +559,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
         total = round((1 - frac) * ns) + between
         name = frame_text(place.removeprefix(training.LOOP))
         name = f"{training.LOOP}{name}" if of_loop else name
-        known = _KEEP_NO_ZEROS if re.search(_OF_ZEROS, place) else advice
+        known = ADVICE["busy"]["keep_no_zeros"] if re.search(_OF_ZEROS, place) else advice
         yield Measured(
             title=f"{name} launches {each:,} small kernels per {per}, {per_tensor:,} "
             f"per {'iteration' if of_loop else 'tensor'}: {time.share(total)}.",
@@ -584,7 +569,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
                     f"time between them {time.text(between)}."
                 ),
             ),
-            advice=_OF_MANY.get(place, _OF_LOOP if of_loop else known),
+            advice=_OF_MANY.get(place, ADVICE["busy"]["of_loop"] if of_loop else known),
             total_ns=total,
             most_gain_ns=total,
             intervals=intervals_of(spans),

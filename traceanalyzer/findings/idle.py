@@ -13,16 +13,13 @@ from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import (
     DATA,
-    DEVICE as GPU_WORK,
     ENGINE,
-    REQUESTS,
     SLEEPS,
     wait_of,
 )
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
-from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.transfers.result import Transfers
 from traceanalyzer.findings import launching, straggling
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime, intervals_of, main_ranks
@@ -38,7 +35,6 @@ from traceanalyzer.findings.rule import (
 )
 from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import (
-    NS_PER_MS,
     format_bytes,
     format_count,
     format_frac,
@@ -103,8 +99,6 @@ def _measured(
         advice = causes.ALONE
     else:
         advice = f"{_advice(cause, result, answers)}{_without_wait(cause, result, answers)}"
-    if cause == causes.HOST_CODE and result.coverage.on_host and answers.program.gpus:
-        advice = f"{_RECORD_GPU} {advice}"
     waiting = _waiting(cause, result, answers)
     if cause == causes.SYNCHRONISATION:
         read = ("", "") if once else launching.read_collectives(answers)
@@ -119,20 +113,13 @@ def _measured(
         waiting = f"{waiting}, {slower}"
         advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
     waiting += straggling.runs_alone(answers, ranks, result.activity(cause)) * of_host
-    if cause == causes.HOST_CODE and (stalled := _stalled(result, answers, steps)):
+    if cause == causes.HOST_CODE and (stalled := launching.stalled(result, answers, steps)):
         advice = stalled
     if cause in _GROWING and (grown := _growing(losses, time, ranks)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
-    code = result.activity(causes.HOST_CODE)
-    waits_for = code.wait if cause == causes.HOST_CODE else None
-    moves = cause == causes.HOST_CODE and code.moves_to_gpu  # the GPU takes time for it, too
-    unsure = result.coverage.work_lost or alone
-    unsure |= cause == causes.DEVICE_WAIT and time.busiest is not None
-    unsure |= cause == causes.HOST_CODE and bool(steps) and answers.by_chance and not ranks
-    unsure |= waits_for in (DATA, ENGINE, SLEEPS) and not result.program.trains
-    on_gpu = cause == causes.HOST_CODE and result.coverage.on_host and bool(answers.program.gpus)
-    unsure |= on_gpu
-    by_design = cause == causes.HOST_CODE and _waits_by_design(result, time.frac(total))
+    moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
+    unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
+    by_design = cause == causes.HOST_CODE and launching.waits_by_design(result, time.frac(total))
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
         cost_frac=time.frac(total),
@@ -151,25 +138,15 @@ def _measured(
     )
 
 
-def _waits_by_design(result: GpuIdle, share: float) -> bool:
-    """Whether a program that does not train waits for a request, or mostly for a timer.
-
-    Or the program waits for GPU work, which is not recorded.
-    """
-    one = result.activity(causes.HOST_CODE)
-    if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
-        return one.wait in (GPU_WORK, REQUESTS)
-    is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
-    gaps = result.of_cause(causes.HOST_CODE)
-    long = gaps.filter(pl.col("end") - pl.col("start") >= _TIMER_NS)
-    return is_loop or (one.wait == SLEEPS and 2 * share > 1 and 2 * long.height > gaps.height)
-
-
-_RECORD_GPU = (
-    "Record the GPU, too (ProfilerActivity.CUDA), if the program uses it: this may be its time."
-)
-#: Waits of servers for any of their connections, and the shortest usual period of a timer.
-_EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select", 10 * NS_PER_MS
+def _is_unsure(cause: str, result: GpuIdle, answers: Answers, *, by_chance: bool) -> bool:
+    """Whether a cause has low confidence: it may be no problem, or another one."""
+    unsure = result.coverage.work_lost
+    unsure |= cause == causes.DEVICE_WAIT and answers.time.busiest is not None
+    if cause != causes.HOST_CODE:
+        return unsure
+    waits = result.activity(cause).wait in (DATA, ENGINE, SLEEPS) and not result.program.trains
+    on_gpu = result.coverage.on_host and bool(answers.program.gpus)
+    return unsure or waits or on_gpu or (by_chance and answers.by_chance)
 
 
 def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:
@@ -246,28 +223,6 @@ def _explained(
     gaps = result.of_cause(cause)
     after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
     return shares | ({"migrations": after / int(gaps["cause_ns"].sum())} if after else {})
-
-
-def _stalled(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
-    """Return advice if PyTorch's own code takes many times as long in few steps; else empty."""
-    code, known = result.activity(causes.HOST_CODE), answers.of(Steps)
-    rows = known.only_slow if known is not None else None
-    name = re.search(_OF_OPTIMIZER, code.range or code.place)
-    if rows is None or not steps or not name:
-        return ""
-    rows = rows.filter(pl.col("step").is_in(steps), pl.col("name") == name.string)
-    longer = rows.filter(pl.col("total_ns") > _MANY_TIMES * pl.col("usual_ns")).height
-    return _STALLED.format(name[0]) if longer else ""
-
-
-#: Ranges of PyTorch whose code is the same in all steps; a stall is so many times as long.
-_OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
-_STALLED = (
-    "{} does the same in all steps, but takes many times as long in these: its thread had probably "
-    "no CPU, or waited for memory. Look at /proc/PID/schedstat, for other processes on its cores "
-    "(/proc/pressure/cpu), a CPU quota (cpu.max), page faults and swap; give each rank cores of "
-    "its own."
-)
 
 
 #: Causes whose time may grow with each step, and what to do about it.
@@ -409,7 +364,8 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return _OF_OBJECTS
     if cause == causes.LAUNCH and (launches := answers.of(Launches)) is not None:
         return launching.launch_advice(result, launches, answers)
-    return result.advice(cause)
+    on_gpu = cause == causes.HOST_CODE and result.coverage.on_host and answers.program.gpus
+    return f"{launching.RECORD_GPU} {result.advice(cause)}" if on_gpu else result.advice(cause)
 
 
 _MAKE_ONCE = (

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.display import listed, places
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.waits import DATA, DEVICE as GPU_WORK, REQUESTS, SLEEPS
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -27,9 +28,17 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
 from traceanalyzer.findings.rule import Answers, in_steps
-from traceanalyzer.units import format_bytes, format_count, format_first, format_frac, format_ns
+from traceanalyzer.units import (
+    NS_PER_MS,
+    format_bytes,
+    format_count,
+    format_first,
+    format_frac,
+    format_ns,
+)
 from traceanalyzer.vocabulary import ALLOCATES
 
 #: Maximum number of items in a list.
@@ -330,3 +339,46 @@ def copies_state(result: GpuIdle, answers: Answers) -> str:
 
 #: Functions that save checkpoints, and what they call.
 _CHECKPOINTS = r"(?i)checkpoint|staging|save|snapshot|state_?dict"
+
+
+def waits_by_design(result: GpuIdle, share: float) -> bool:
+    """Whether a program that does not train waits for a request, or mostly for a timer.
+
+    Or the program waits for GPU work, which is not recorded.
+    """
+    one = result.activity(causes.HOST_CODE)
+    if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
+        return one.wait in (GPU_WORK, REQUESTS)
+    is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
+    gaps = result.of_cause(causes.HOST_CODE)
+    long = gaps.filter(pl.col("end") - pl.col("start") >= _TIMER_NS)
+    return is_loop or (one.wait == SLEEPS and 2 * share > 1 and 2 * long.height > gaps.height)
+
+
+RECORD_GPU = (
+    "Record the GPU, too (ProfilerActivity.CUDA), if the program uses it: this may be its time."
+)
+#: Waits of servers for any of their connections, and the shortest usual period of a timer.
+_EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select", 10 * NS_PER_MS
+
+
+def stalled(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
+    """Return advice if PyTorch's own code takes many times as long in few steps; else empty."""
+    code, known = result.activity(causes.HOST_CODE), answers.of(Steps)
+    rows = known.only_slow if known is not None else None
+    name = re.search(_OF_OPTIMIZER, code.range or code.place)
+    if rows is None or not steps or not name:
+        return ""
+    rows = rows.filter(pl.col("step").is_in(steps), pl.col("name") == name.string)
+    longer = rows.filter(pl.col("total_ns") > _MANY_TIMES * pl.col("usual_ns")).height
+    return _STALLED.format(name[0]) if longer else ""
+
+
+#: Ranges of PyTorch whose code is the same in all steps; a stall is so many times as long.
+_OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
+_STALLED = (
+    "{} does the same in all steps, but takes many times as long in these: its thread had probably "
+    "no CPU, or waited for memory. Look at /proc/PID/schedstat, for other processes on its cores "
+    "(/proc/pressure/cpu), a CPU quota (cpu.max), page faults and swap; give each rank cores of "
+    "its own."
+)

@@ -86,7 +86,6 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
     if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
-    explained |= answers.without_cpus
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
@@ -377,9 +376,9 @@ def _growth(answers: Answers) -> dict[str, float]:
 
 
 def _of_tuning(answers: Answers, cost: int) -> dict[str, float]:
-    """Return the share of the additional time in slow steps that measures kernels (tuning)."""
+    """Return the share of the time in slow steps that measures kernels, or lacks CPUs."""
     if (kernels := answers.of(Kernels)) is None or not answers.time.in_steps:
-        return {}
+        return answers.without_cpus
     tuned = int(of_purpose(kernels, TUNING, answers.time)["ns"].sum())
     return {"kernel-tuning": min(tuned / cost, 1.0)} if tuned else {}
 
