@@ -157,8 +157,7 @@ class Activity:
         """Whether it is an optimizer step without kernels: its parameters are on the CPU."""
         after_kernel = self.after and not re.search("(?i)cpy|copy", self.after)
         launches = self.phase or (after_kernel and not self.range)
-        zeroes = "zero_grad" in f"{self.place} {self.range}"
-        return self.part == OPTIMIZER and not zeroes and (self.is_operator or not launches)
+        return self.part == OPTIMIZER and (self.is_operator or not launches)
 
     @property
     def runs_python(self) -> bool:
