@@ -243,16 +243,23 @@ def chrome(kind: str, name: str, ts: int, dur: int, **more: object) -> dict[str,
     return {"cat": kind, "name": name, **times, **more}
 
 
-def test_jax_that_compiles_in_its_steps() -> None:
-    """The function that compiles is the cause, not the operation that needs it first."""
-    compiling = of_jax(5, 30, 10, 12, 11, 10, compiles=lambda number: number > 0)
-    results = dict(examine([compiling]).results)
-    assert Answers(results).program.xla
-    (one,) = BY_ID["uneven-steps"].judge(Answers(results))
-    assert "5 compilations" in one.title
-    assert "JAX_EXPLAIN_CACHE_MISSES" in one.advice
-    assert one.per == "step"
-    assert one.cost_ns == 21_500_000 // 6  # above the median of 10.5 ms
+@pytest.mark.parametrize(
+    ("took", "compiling", "effects"),
+    [((5, 30, 10, 12, 11, 10), 5, ["uneven-steps"]), ((10, 10, 10, 10), 3, []), ((9, 9, 9), 0, [])],
+)
+def test_jax_that_compiles_in_its_steps(
+    took: tuple[int, ...], compiling: int, effects: list[str]
+) -> None:
+    """The function that compiles is the cause, also in steps that all take as long."""
+    found = ta.diagnose(of_jax(*took, compiles=lambda number: 0 < number <= compiling)).findings
+    compiled_ns = sum(took[1 : compiling + 1]) * MS // 2
+    assert [(one.id, one.cost_ns) for one in found] == [
+        ("compiling-steps", round(compiled_ns / len(took)))
+    ] * (compiling > 0)
+    for one in found:
+        assert one.cost_frac == pytest.approx(compiled_ns / sum(took) / MS)
+        assert [effect.id for effect in one.effects] == effects
+        assert "JAX_EXPLAIN_CACHE_MISSES" in one.advice
 
 
 @pytest.mark.matrix
