@@ -1,4 +1,4 @@
-"""Launches and calls of the host: evidence and advice for rules about idle time, and own rules."""
+"""Launches and calls of the host: evidence and advice for rules about idle time; compilation."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,14 +23,19 @@ from traceanalyzer.analyzers.cuda_api.result import (
     CudaApi,
 )
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.activities import IS_LONG, advice_on_launches, main_place
+from traceanalyzer.analyzers.gpu_idle.activities import (
+    IS_LONG,
+    advice_on_launches,
+    advice_on_slice,
+    main_place,
+)
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
-from traceanalyzer.findings.rule import Answers, in_steps
+from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule
 from traceanalyzer.units import (
     NS_PER_MS,
     format_bytes,
@@ -382,3 +387,48 @@ _STALLED = (
     "(/proc/pressure/cpu), a CPU quota (cpu.max), page faults and swap; give each rank cores of "
     "its own."
 )
+
+
+#: The function of JAX that compiles.
+_JAX_COMPILES = r"compiler\.py\(\d+\): backend_compile"
+_JIT_ONCE = "Create jitted functions once, outside of the loop."
+
+
+@rule(
+    "steps",
+    "programs without GPU work that compile in their steps",
+    "time of JAX's compiler as a share of the time of all steps",
+    {"warning": 0.05, "critical": 0.3},
+)
+def compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
+    """Yield the time of compilation, if a program without GPU work compiles in its steps."""
+    name, n, total = _compilation(result, answers)
+    steps = result.counted.unique(["rank", "path", "number"])
+    if n:
+        share = min(total / max(int(steps["duration_ns"].sum()), 1), 1.0)
+        yield Measured(
+            size=share,
+            title=f"Compilation takes {format_frac(share)} of step time: "
+            f"{format_count(n, 'compilation')} in {format_count(steps.height, 'step')}.",
+            advice=f"{advice_on_slice(name, pytorch=False)} {_JIT_ONCE}",
+            cost_ns=round(total / steps.height),
+            cost_frac=share,
+            of="step time",
+            per="step",
+            confidence="high",
+        )
+
+
+def of_compilation(result: Steps, answers: Answers) -> dict[str, float]:
+    """Return that compilation explains slow steps, if there is any."""
+    return {"compiling-steps": 1.0} if _compilation(result, answers)[1] else {}
+
+
+def _compilation(result: Steps, answers: Answers) -> tuple[str, int, int]:
+    """Return function, number and time of compilations in steps, if a GPU cannot wait for them."""
+    if result.code is None or answers.time.whole_ns:
+        return "", 0, 0
+    rows = result.code.filter(pl.col("name").str.contains(_JAX_COMPILES))
+    rows = rows.group_by("name").agg(pl.col("n", "total_ns").sum())
+    rows = largest_first(rows, "total_ns", "name")  # they call each other
+    return rows.row(0) if rows.height else ("", 0, 0)

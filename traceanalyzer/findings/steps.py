@@ -33,6 +33,7 @@ from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, FORWAR
 from traceanalyzer.findings import heavy_kernels
 from traceanalyzer.findings.busy import growing_copies, is_found
 from traceanalyzer.findings.device_time import DEVICE, WORK, intervals_of
+from traceanalyzer.findings.launching import compiling_steps, of_compilation
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
     Answers,
@@ -83,12 +84,10 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     slowest = f"Slowest: {worst['step']}{took}{grew}."
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
-    on_device = answers.time.in_steps and answers.time.whole_ns > 0
     explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
+    explained |= of_compilation(result, answers)
     if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
-    if not on_device and _compilation(result)[1]:
-        explained["compiling-steps"] = 1.0
     left = 1 - min(sum(explained.values()), 1.0)
     left = 1.0 if left < MUCH_LEFT else left
     if kernels and kernels.why == SLOW_GPU:
@@ -101,6 +100,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     elif kernels and kernels.why == LARGER_INPUTS and grown != "idle":
         what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
+    on_device = answers.time.in_steps and answers.time.whole_ns > 0
     share = answers.time.frac(cost) if on_device else cost / whole
     sure = each.height >= _ENOUGH * result.ranks.height and not reason.startswith(_CHANCE)
     yield Measured(
@@ -247,45 +247,6 @@ _ALONE = (
     "Look for other work on the machine (load, limits of the container, clocks) and for larger "
     "inputs, and record again on an idle machine."
 )
-
-#: The function of JAX that compiles.
-_JAX_COMPILES = r"compiler\.py\(\d+\): backend_compile"
-_JIT_ONCE = "Create jitted functions once, outside of the loop."
-_CODE = {"name": pl.String, "n": pl.Int64, "total_ns": pl.Int64}
-
-
-@rule(
-    "steps",
-    "programs without GPU work that compile in their steps",
-    "time of JAX's compiler as a share of the time of all steps",
-    {"warning": 0.05, "critical": 0.3},
-)
-def _compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
-    name, n, total = ("", 0, 0) if answers.time.whole_ns else _compilation(result)
-    steps = result.counted.unique(["rank", "path", "number"])
-    if n:
-        share = min(total / max(int(steps["duration_ns"].sum()), 1), 1.0)
-        yield Measured(
-            size=share,
-            title=f"Compilation takes {format_frac(share)} of step time: "
-            f"{format_count(n, 'compilation')} in {format_count(steps.height, 'step')}.",
-            advice=f"{advice_on_slice(name, pytorch=False)} {_JIT_ONCE}",
-            cost_ns=round(total / steps.height),
-            cost_frac=share,
-            of="step time",
-            per="step",
-            confidence="high",
-        )
-
-
-def _compilation(result: Steps) -> tuple[str, int, int]:
-    """Return function, number and time of the compilations in steps."""
-    code = pl.DataFrame(schema=_CODE) if result.code is None else result.code
-    rows = code.filter(pl.col("name").str.contains(_JAX_COMPILES))
-    rows = rows.group_by("name").agg(pl.col("n", "total_ns").sum())
-    rows = largest_first(rows, "total_ns", "name")  # they call each other
-    return rows.row(0) if rows.height else ("", 0, 0)
-
 
 _MORE_CODE = (
     "Why {name} takes longer in the slow steps was not recorded: ranges ({ranges}) or Python "
@@ -778,7 +739,7 @@ def _between_steps(answers: Answers) -> Iterator[str]:
 
 
 RULES: tuple[Rule, ...] = (
-    _compiling_steps,
+    compiling_steps,
     _eager_decode,
     _exposed_scheduler,
     _prefill_stalls,
