@@ -419,9 +419,10 @@ def compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         )
 
 
-def of_compilation(result: Steps, answers: Answers) -> dict[str, float]:
+def of_compilation(answers: Answers) -> dict[str, float]:
     """Return that compilation explains slow steps, if there is any."""
-    return {"compiling-steps": 1.0} if _compilation(result, answers)[1] else {}
+    result = answers.of(Steps)
+    return {"compiling-steps": 1.0} if result and _compilation(result, answers)[1] else {}
 
 
 def _compilation(result: Steps, answers: Answers) -> tuple[str, int, int]:

@@ -85,7 +85,6 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
-    explained |= of_compilation(result, answers)
     if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
     left = 1 - min(sum(explained.values()), 1.0)
@@ -341,8 +340,8 @@ def _other_slow(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -
 def _growth(answers: Answers) -> dict[str, float]:
     """Return the shares of additional loss in slow steps, by the rule that explains it."""
     time = answers.time
-    if not time.in_steps:
-        return {}
+    if not time.in_steps or not time.whole_ns:
+        return of_compilation(answers)
     grown = time.growth
     whole = float(grown.filter(pl.col("cause").is_null())["grown_ns"].sum())
     # a straggler works longer by as much as each of the others waits for its work
