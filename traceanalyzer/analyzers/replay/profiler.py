@@ -37,7 +37,7 @@ _LEAST_CALLS, _MOST_NS = 8, 5_000
 _COSTS, _MOST_FRAC = (2.3, 1.0, 0.2), 0.75
 #: Duration of an empty operator as a share of a launch call (median of both halves of the
 #: recordings: 0.35 and 0.34), where none was recorded; and how many times the estimate the profiler
-#: takes at most: of 41 recordings that waited for the host without it, too, in 37.
+#: may take: as much explains the step of two in three of the recordings that it makes longer.
 _OF_LAUNCH, _AT_MOST = 0.35, 2.0
 
 
