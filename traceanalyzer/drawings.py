@@ -286,6 +286,8 @@ Confidence = Literal["low", "medium", "high"]
 
 #: How the gain of removing the cause of a finding is known.
 GainBasis = Literal["", "replay", "bound"]
+#: What of the run an advice changes.
+Fix = Literal["", "fewer-calls", "move-layers"]
 
 
 @dataclass(frozen=True)
@@ -317,6 +319,8 @@ class Finding:
         intervals: rank, device, start_ns, end_ns (on the clock of each file), or None.
         ranks: the ranks that a fix changes: of a pipeline stage or with larger inputs (their work
             moves to others), or with a slow host.
+        fix: what the advice changes, if the gain depends on it: ``fewer-calls`` of collectives, or
+            ``move-layers`` to other pipeline stages.
     """
 
     id: str
@@ -341,9 +345,10 @@ class Finding:
     effects: tuple[Finding, ...] = ()
     intervals: pl.DataFrame | None = field(default=None, compare=False, repr=False)
     ranks: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    fix: Fix = field(default="", compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything except intervals and ranks as plain Python values."""
+        """Return everything except intervals, ranks and fix as plain Python values."""
         values = {one.name: getattr(self, one.name) for one in fields(self) if one.repr}
         effects = [effect.to_dict() for effect in self.effects]
         return values | {"evidence": list(self.evidence), "effects": effects}

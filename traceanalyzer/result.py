@@ -17,6 +17,7 @@ from traceanalyzer.drawings import (
     Confidence as Confidence,
     Content,
     Finding as Finding,
+    Fix as Fix,
     ReportContent,
     Severity as Severity,
     Table as Table,

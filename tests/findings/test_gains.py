@@ -16,7 +16,6 @@ from benchmarks.accuracy.fault import FAULTS
 from benchmarks.accuracy.gains import of_plan
 from traceanalyzer.findings import gains
 from traceanalyzer.findings.result import Diagnosis
-from traceanalyzer.findings.straggling import MOVE_LAYERS
 from traceanalyzer.result import Finding
 from traceanalyzer.trace import Trace
 
@@ -494,7 +493,7 @@ def test_a_pause_gains_nothing_if_a_loader_limits_the_run(shared: Path) -> None:
         ({"id": "straggler", "rank": 1}, (1,), False, False),
         ({"id": "straggler", "ranks": (1, 2)}, (1, 2), True, False),
         ({"id": "unequal-work", "ranks": (1, 2)}, (1, 2), False, False),
-        ({"id": "slow-gpu", "ranks": (1,), "advice": MOVE_LAYERS}, (), False, True),
+        ({"id": "slow-gpu", "ranks": (1,), "fix": "move-layers"}, (), False, True),
         ({"id": "unknown-idleness", "rank": 1}, (), False, False),
     ],
 )

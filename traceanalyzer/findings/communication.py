@@ -251,7 +251,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     remedy = _exposing(result, answers, waits=not waited_ns)
     # fewer bytes, or fewer collectives, make all of them shorter
     last = (
-        0 if remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"], *COALESCE) else _last_ns(answers)
+        0 if remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"], *_COALESCE) else _last_ns(answers)
     )
     most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))
@@ -263,6 +263,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
         advice=_TEXTS["all_ranks"] * alone + remedy,
+        fix="fewer-calls" if remedy in _COALESCE else "",
         confidence="low" if alone or remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"]) else "high",
         total_ns=total,
         # overlap gains nothing, and a part is usual; slow links are another finding
@@ -276,7 +277,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 
 
 #: Advice for many small collectives, which the host need not issue then.
-COALESCE = tuple(
+_COALESCE = tuple(
     f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones." for text in FEWER
 )
 _WITH_WAITS = ", including wait time for ranks that were not recorded"
@@ -320,7 +321,7 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
         if text := _of_units(answers, comm, kind) or _of_buckets(answers, comm, kind):
             return text
         if small_collectives(comm):
-            return COALESCE[FEWER.index(fewer_collectives(comm))]
+            return _COALESCE[FEWER.index(fewer_collectives(comm))]
     waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
     text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
     compute, exposed = float(answers.time.busy["busy_ns"].sum()), answers.time.of_cause(EXPOSED)

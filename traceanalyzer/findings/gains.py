@@ -36,11 +36,9 @@ from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.replay.profiler import UNPROFILED
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.findings.busy import OF_MANY_FRAC
-from traceanalyzer.findings.communication import COALESCE
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime
 from traceanalyzer.findings.result import DIFFERENT_JOBS
 from traceanalyzer.findings.rule import IDLE_RULES, RULE_OF, Answers, Rule
-from traceanalyzer.findings.straggling import MOVE_LAYERS
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import Finding
 from traceanalyzer.units import format_frac, format_ns
@@ -297,7 +295,7 @@ def _change(one: Finding) -> str:
     if one.id in _FASTER:
         return f"these kernels {_FASTER[one.id].rpartition('=')[2]} times as fast"
     if one.id in _TRANSFERS:
-        calls = ", no calls of small ones" if one.advice.endswith(COALESCE) else ""
+        calls = ", no calls of small ones" if one.fix == "fewer-calls" else ""
         return f"instant transfers in this time{calls}"
     free = Change(free=_WAITS.get(one.id, ()))
     waits = f", {free.text}" if free.free else ""
@@ -349,15 +347,15 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
     for one in findings:
         if one.intervals is not None and one.id in _LOOPS:
             weights = fused(replay.job, weights, one.intervals, _LOOPS[one.id])
-        elif one.intervals is not None and one.advice.endswith(COALESCE):
+        elif one.intervals is not None and one.fix == "fewer-calls":
             weights = fused(replay.job, weights, one.intervals, 0.0, COMMUNICATION)
     return weights
 
 
 def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Change:
     """Return that ranks become like the others; layers that leave a pipeline stage go to them."""
-    staged = {rank for one in findings if one.advice == MOVE_LAYERS for rank in _ranks(one)}
-    of_all = any(one.ranks and one.advice != MOVE_LAYERS for one in findings if one.id in _OF_RANKS)
+    staged = {rank for one in findings if one.fix == "move-layers" for rank in _ranks(one)}
+    of_all = any(one.ranks and one.fix != "move-layers" for one in findings if one.id in _OF_RANKS)
     alike = tuple(sorted({*ranks} - staged))
     return Change(typical_ranks=alike, of_all=of_all, equal_stages=bool(staged))
 

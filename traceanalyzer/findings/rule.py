@@ -42,7 +42,7 @@ from traceanalyzer.findings.device_time import (
 )
 from traceanalyzer.findings.program import Program, program
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import SEVERITIES, Confidence, Result, Severity
+from traceanalyzer.result import SEVERITIES, Confidence, Fix, Result, Severity
 from traceanalyzer.units import format_frac
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
@@ -176,7 +176,7 @@ class Answers:
         rows, api = self.time.in_stretches, self.of(CudaApi)
         unloads = pl.col("call").str.contains("(?:Module|Library)Unload")
         n = 0 if api is None else int(api.calls.filter(unloads)["n"].sum())
-        loads = (pl.col("cause") == causes.MODULE_LOADING).any().over(*DEVICE, "stretch")
+        loads = (pl.col("cause") == causes.MODULE_LOADING).any().over("stretch")
         if n < max(self.time.windows.height, _MANY):
             rows = rows.clear()
         return rows.filter(loads, pl.col("cause").is_in(_MAKES)).drop("stretch")
@@ -327,6 +327,7 @@ class Measured:
         intervals: path, rank, device, start_ns, end_ns on the clock of each file.
         ranks: the ranks that a fix changes: of a pipeline stage or with larger inputs (their work
             moves to others), or with a slow host.
+        fix: see :class:`~traceanalyzer.drawings.Finding`.
         explained: share of the cost that other findings explain, by rule id.
     """
 
@@ -348,6 +349,7 @@ class Measured:
     step: str | None = None
     intervals: pl.DataFrame | None = None
     ranks: tuple[int, ...] = ()
+    fix: Fix = ""
     explained: Mapping[str, float] = field(default_factory=dict)
 
 

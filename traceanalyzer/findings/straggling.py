@@ -75,7 +75,7 @@ _NAMED = 3
 _LEAST = 0.1
 
 #: What balances the stages of a pipeline.
-MOVE_LAYERS = (
+_MOVE_LAYERS = (
     "Move layers from this stage to the others; the first and last stage also have the embedding, "
     "output layer and loss."
 )
@@ -101,7 +101,7 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
     difference = _difference(answers, rank, by_cause)
     of_layers = staged and difference is not None and not difference.attends
     if difference and difference.why in (*UNEQUAL, OTHER_KERNELS) and of_layers:
-        return MOVE_LAYERS
+        return _MOVE_LAYERS
     if difference and difference.why in UNEQUAL and _of_tokens(answers, waits):
         return BALANCE_EXPERTS
     if difference:
@@ -503,7 +503,8 @@ def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterat
         size=share,
         title=f"Pipeline stage {stage} (ranks {format_ranges(ranks)}) works {times:.2f} times as "
         f"long as the others, which wait {time.share(total)}.",
-        advice=MOVE_LAYERS,
+        advice=_MOVE_LAYERS,
+        fix="move-layers",
         total_ns=round(share * time.whole_ns),
         step=time.only_step(waits),
         intervals=intervals_of(waits),
@@ -520,10 +521,9 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     share = total / others_ns
     explained = explained_by(waits.filter(pl.col("cause").is_in(list(RULE_OF))), total)
     left = 1 - sum(explained.values())
-    in_slow_steps = share_in_slow_steps(answers, rank, waits)
-    of_experts = _of_experts(result, waits)
+    experts = _of_experts(result, waits)
     # a straggler works longer by as much as each other rank waits; tokens must go to some rank
-    work = by_cause.get(WORK, 0) * (1 - sum(of_experts.values()))
+    work = by_cause.get(WORK, 0) * (1 - sum(experts.values()))
     longer = work * (time.whole_ns / others_ns - 1)
     row = result.ranks.filter(pl.col("rank") == rank).row(0, named=True)
     why_late, label = reason(answers, rank, by_cause), result.rank_label(rank)
@@ -534,6 +534,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     waited = cost if abs(cost - total) < _NEARLY_SAME * total else total
     wait = f"{time.share(waited)}{without_others(time.frac(cost), size / share)}"
     code = only_code(answers, rank, by_cause)[0] if result.stage_of(rank) is None else ""
+    remedy = advice(answers, rank, waits, by_cause)
     return Measured(
         size=size,
         title=f"{at_start(label)} is a straggler: the other ranks wait {wait}.{cause}",
@@ -544,7 +545,8 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
             *_arrivals(result, row),
             *([spread] if rank == result.ranks["rank"][0] and spread else []),
         ),
-        advice=advice(answers, rank, waits, by_cause),
+        advice=remedy,
+        fix="move-layers" if remedy == _MOVE_LAYERS else "",
         total_ns=cost,
         confidence="high"
         if row["straggler_steps"] >= WARN_STEPS or not time.in_steps
@@ -553,7 +555,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         ranks=(rank,) if keeps_its_work(answers, rank, by_cause) else (),
         step=time.only_step(waits),
         intervals=intervals_of(waits),
-        explained=explained | {"uneven-steps": in_slow_steps} | of_experts,
+        explained=explained | {"uneven-steps": share_in_slow_steps(answers, rank, waits)} | experts,
     )
 
 
