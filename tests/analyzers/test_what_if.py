@@ -1285,6 +1285,15 @@ def test_path_of_one_rank_is_that_of_hta(shared: Path) -> None:
     assert set(on_host) <= known
 
 
+def test_a_first_launch_loads_its_module_as_in_gpu_idle(shared: Path) -> None:
+    """It takes 3.06 s, which all later work waits for."""
+    file = shared / "data/chrome/kineto/a100_alexnet_cuda_sync.json.gz"
+    idle = dict(ta.gpu_idle(file).causes.select("cause", "idle_ns").iter_rows())
+    assert idle["module_loading"] > 3_000 * MS
+    gain = ta.what_if(file, free="module-loading").changes["gain_ns"].item()
+    assert gain == pytest.approx(idle["module_loading"], rel=0.001)
+
+
 def test_path_of_an_operator_with_two_kernels_has_the_edges_that_hta_expects() -> None:
     """The edges of HTA's test of ``simple_add``: 15 and 14 us to the launch, 27 us, 7 us."""
     at = 10 * US

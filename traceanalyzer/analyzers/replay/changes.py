@@ -187,6 +187,11 @@ def _without(
         call = np.where(of_class, np.where(gone, 0.0, spent), weights.call)
         tail = np.where(gone, 0.0, weights.tail)
         weights = replace(weights, call=call, tail=tail, waits=weights.waits & ~gone)
+    if MODULES in free:  # the kernel of such a launch starts when its code is loaded
+        gone = np.append(_in_calls(calls, _CALLS[MODULES]), [False])
+        of_work = gone[work["call"].fill_null(-1).to_numpy()]
+        latency, rest = (np.where(of_work, 0.0, ns) for ns in (weights.latency, weights.rest))
+        weights = replace(weights, latency=latency, rest=rest)
     if SYNCHRONISATION in free:
         is_sync = _in_calls(calls, ("synchronise",))
         weights = replace(weights, waits=weights.waits & ~(is_sync & ~unexplained(calls)))

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import launched_work
-from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.common.replays import captures
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -254,7 +254,8 @@ def _require_launches(trace: Trace, launched_by: nesting.Rows) -> None:
     if missing > MOST_MISSING * count:
         raise MissingData(
             f"{trace.meta.path}: the launch calls of {missing:,} of {count:,} kernels and copies "
-            "were not recorded, so it is not known what they waited for"
+            "were not recorded, so it is not known what they waited for; "
+            + record_hint(trace.meta, "device work")
         )
 
 
@@ -649,7 +650,7 @@ def _blocking(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Return the calls with what they wait for: kind, and rows of waits with ``call``."""
-    kinds = _kinds(trace.names, calls, work, call)
+    kinds = _kinds(trace, calls, work, call)
     start, end = work["start"].to_numpy(), work["end"].to_numpy()
     from_ = calls["start"].to_numpy()
     until, spent = calls["end"].to_numpy(), calls["call_ns"].to_numpy().astype(float)
@@ -772,9 +773,12 @@ def _in_step(pauses: pl.DataFrame) -> pl.DataFrame:
 
 
 def _kinds(
-    names: Sequence[str], calls: pl.DataFrame, work: pl.DataFrame, call: Ints
+    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> npt.NDArray[np.str_]:
-    """Return why each call may wait; empty for calls that do not."""
+    """Return why each call may wait, or which call it is; empty for others.
+
+    The first launch of a kernel that loads its code is a call that loads modules.
+    """
     length = (calls["end"] - calls["start"]).to_numpy()
     launches = np.zeros(calls.height, bool)
     launches[call[call >= 0]] = True
@@ -782,17 +786,18 @@ def _kinds(
     np.maximum.at(last_end, call[call >= 0], work["end"].to_numpy()[call >= 0])
     ends_in_call = launches & (last_end <= calls["end"].to_numpy() + ROUNDING_NS)
     does = calls["does"].to_numpy()
-    by_name = calls["name"].is_in(matching(names, SYNCHRONISING_CALLS)).fill_null(value=False)
+    by_name = calls["name"].is_in(matching(trace.names, SYNCHRONISING_CALLS)).fill_null(value=False)
     synchronises = by_name.to_numpy() & ~launches
     allocates = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
     copies = (does == COPY) & ends_in_call & (length > ROUNDING_NS)
     collective = calls["group"].is_not_null().to_numpy() & ~launches
-    queued = launches & ~copies & (length > BLOCKED_NS)
+    loads = calls["event"].is_in(first_launches(trace)["launch"].implode()).to_numpy()
+    queued = launches & ~copies & ~loads & (length > BLOCKED_NS)
     conditions = [collective, allocates, synchronises, copies, queued]
     waiting = ["collective", "allocate", "synchronise", "copy", "queue"]
     counts = ~launches & ((length > causes.LONG_CALL_NS) | ~np.isin(does, _IF_LONG))
     others = [np.isin(does, classes) & counts for classes in OF_CALLS.values()]
-    return np.select([*conditions, *others], [*waiting, *OF_CALLS], "")
+    return np.select([*conditions, loads, *others], [*waiting, "module", *OF_CALLS], "")
 
 
 # --- annotations -----------------------------------------------------------------------------
