@@ -154,10 +154,15 @@ class DeviceTime(Basis):
 
     @cached_property
     def in_stretches(self) -> pl.DataFrame:
-        """Losses without wait time, with ``stretch``: a number for those that follow each other."""
+        """Losses without wait time, in order of device and time.
+
+        ``stretch`` is a number for those that follow each other.
+        """
         rows = self.losses.filter(~pl.col("waited"))
-        apart = pl.col("start") - pl.col("end").shift(1).over(DEVICE) >= _AFTER_NS
-        return rows.with_columns(stretch=apart.fill_null(value=True).cum_sum().over(DEVICE))
+        _, (device,) = group_numbers(DEVICE, rows)
+        other = pl.Series(device).diff().fill_null(1) != 0
+        apart = (pl.col("start") - pl.col("end").shift(1) >= _AFTER_NS) | other
+        return rows.with_columns(stretch=apart.cum_sum())
 
     @cached_property
     def in_turn(self) -> bool:
@@ -512,7 +517,8 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
     Of simultaneous waits on one device, the first one counts.
     """
     roots = comm.collectives.select("instance", "root_rank").drop_nulls()
-    rows = comm.arrivals.filter(pl.col("wait_ns") > 0).join(roots, on="instance")
+    rows = comm.arrivals["instance", *DEVICE, "collective", "scheduled", "ts", "wait_ns"]
+    rows = rows.filter(pl.col("wait_ns") > 0).join(roots, on="instance")
     apart = _disjoint(rows.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns")))
     shares = delays(lost, comm, windows)
     divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
@@ -553,8 +559,9 @@ def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> 
 
 def _sequences(comm: CommOutliers) -> pl.DataFrame:
     """Return the transfer of each collective, and the number of its sequence on the stream."""
-    return in_sequences(comm.arrivals).select(
-        "instance", *DEVICE, "collective", "scheduled", "sequence",
+    names = ("instance", *DEVICE, "collective", "scheduled")
+    return in_sequences(comm.arrivals[*names, "lane", "ts", "wait_ns", "duration_ns"]).select(
+        *names, "sequence",
         start=pl.col("ts") + pl.col("wait_ns").fill_null(0),
         end=pl.col("ts") + pl.col("duration_ns"),
     )  # fmt: skip
@@ -693,9 +700,9 @@ def _before_arrival(
         instance, before (previous collective), is_late, path, rank, device, start, end (on the
         clock of the file), arrived (at the previous collective, on the common clock).
     """
-    ordered = comm.arrivals.sort("path", "rank", "lane", "ts")
-    before = {"start": "ts", "before": "instance"}
     lane = ("path", "rank", "lane")
+    ordered = comm.arrivals["instance", *lane, "device", "ts", "arrival"].sort(*lane, "ts")
+    before = {"start": "ts", "before": "instance"}
     rows = ordered.with_columns(
         **{name: pl.col(column).shift(1).over(lane) for name, column in before.items()}, end="ts"
     )

@@ -780,8 +780,8 @@ def _following_waits(cause: str, answers: Answers) -> pl.DataFrame:
     Small copies that block the host wait, too.
     """
     is_wait = pl.col("cause").is_in([causes.SYNCHRONISATION, causes.SMALL_COPIES])
-    waits = is_wait.cum_sum().over(*DEVICE, "stretch")
-    return answers.time.in_stretches.filter(waits > 0, pl.col("cause") == cause).drop("stretch")
+    follows = pl.when(is_wait).then("stretch").forward_fill() == pl.col("stretch")
+    return answers.time.in_stretches.filter(follows, pl.col("cause") == cause).drop("stretch")
 
 
 #: What the host does besides launching: it overlaps with device work if the host runs ahead.

@@ -10,7 +10,6 @@ lengths fit Int64, and take O(n log n) for n rows.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -300,14 +299,21 @@ def counting(begun: Spans, groups: Ints) -> Callable[[Ints, Ints], Ints]:
         begun: spans, ordered by (group, start).
         groups: all groups that are asked for.
     """
-    if not begun.group.any() and not groups.any():
+    if not begun.start.size or not (begun.group.any() or groups.any()):
         return lambda _, time: np.searchsorted(begun.start, time, side="right")
-    known = np.unique(begun.start)
-    rank = partial(np.searchsorted, known, side="right")
-    key = begun.group * (known.size + 1) + rank(begun.start)
-    return lambda group, time: np.searchsorted(
-        key, group * (known.size + 1) + rank(time), side="right"
-    )
+    first, last = int(begun.start.min()), int(begun.start.max())
+    known, size = None, last - first + 3
+    if size * (1 + int(max(begun.group.max(), groups.max(initial=0)))) >= 1 << 63:
+        known = np.unique(begun.start)
+        size = known.size + 1
+
+    def key(group: Ints, time: Ints) -> Ints:
+        if known is None:
+            return group * size + (np.clip(time, first - 1, last + 1) - (first - 1))
+        return group * size + np.searchsorted(known, time, side="right")
+
+    keys = key(begun.group, begun.start)
+    return lambda group, time: np.searchsorted(keys, key(group, time), side="right")
 
 
 def nullable(name: str, values: npt.NDArray[np.generic], valid: Bools) -> pl.Series:

@@ -21,6 +21,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
+from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
@@ -202,10 +203,12 @@ class Summary:
     Attributes:
         path: the file.
         header: what its footer says.
+        columns: the columns that were read, by their hash; summaries that share it share columns.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, columns: dict[bytes, pl.Series] | None = None) -> None:
         self.path = path
+        self.columns = {} if columns is None else columns
         self._simple: dict[int, pl.Series] = {}
         try:
             size = os.path.getsize(path)  # noqa: PTH202 - the name is kept as it was given
@@ -273,8 +276,11 @@ class Summary:
         if type(number) is not int or not 0 <= number < len(columns):
             raise ValueError(f"no column {number!r}")
         if number not in self._simple:
-            self._simple[number] = _simple(columns[number])
-        return self._simple[number].clone()
+            key = blake2b(columns[number]).digest()
+            if key not in self.columns:
+                self.columns[key] = _simple(columns[number])
+            self._simple[number] = self.columns[key]
+        return self._simple[number]
 
 
 def _simple(packed: bytes) -> pl.Series:
@@ -335,10 +341,10 @@ def part_types(measure: Callable[..., Any]) -> tuple[Any, ...]:
 
 def _frame(tree: Any, column: Callable[[Any], pl.Series]) -> pl.DataFrame:
     height, places = msgspec.convert(tree, tuple[int, list[tuple[str, Any]]])
-    values = {name: column(number) for name, number in places}
-    for name, series in values.items():
-        if len(series) != height:
-            raise ValueError(f"column {name!r} has {len(series)} rows, not {height}")
+    values = [column(number).alias(name) for name, number in places]
+    for series in values:
+        if series.len() != height:
+            raise ValueError(f"column {series.name!r} has {series.len()} rows, not {height}")
     if not values and not 0 <= height <= _MOST_ROWS:
         raise ValueError(f"a table of {height} rows without columns")
     return pl.DataFrame(values) if values else pl.DataFrame(height=height)

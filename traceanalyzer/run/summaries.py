@@ -46,9 +46,10 @@ def join_summaries(opened: OpenedInputs, questions: Questions, paths: Sequence[s
         if getattr(opened.how, name) is not None:
             raise OptionError(f"{flag} needs the traces; a summary has only measured parts")
     found: list[Summary] = []
+    columns: dict[bytes, pl.Series] = {}
     for path in paths:
         try:
-            found.append(Summary(path))
+            found.append(Summary(path, columns))
         except InputError as error:
             opened.state.fail(path, error)
     incomplete = [*_incomplete(found, len(paths) - len(found))]

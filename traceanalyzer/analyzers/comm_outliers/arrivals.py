@@ -222,7 +222,8 @@ def recorded_by_all(
     if begins["from_ns"].null_count() == begins.height:
         return matched, 0
     keys = ["path", "rank"]
-    rows = matched.join(begins, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    rows = matched[*keys, "start", "instance"]
+    rows = rows.join(begins, on=keys, how="left", nulls_equal=True, maintain_order="left")
     first = (pl.col("start") - offset_of(pl.col("rank"), offsets)).min()
     spans = (pl.col("begin").max() - first).over("instance") >= soundness.APART_NS
     spanning = rows.select((spans & pl.col("instance").is_not_null()).fill_null(value=False))
@@ -251,6 +252,11 @@ def with_waits(
 
 #: Collectives of a stream with a shorter gap between them are queued behind each other.
 _GAP_NS = 20_000
+#: Columns of arrivals for sums of wait time: those of many ranks are large.
+_WAITING = [
+    *("instance", "path", "rank", "lane", "step", "ts", "arrival"),
+    *("duration_ns", "compute_ns", "wait_ns"),
+]
 
 
 def in_sequences(rows: pl.DataFrame) -> pl.DataFrame:
@@ -323,7 +329,7 @@ def steps(rows: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     usual = pl.col("lost_ns").slice(1).median().fill_null(pl.col("lost_ns").first())
     cost = (usual - pl.col("lost_ns").first()).clip(0).round().cast(pl.Int64)
     table = (
-        _lost(rows.drop_nulls("step"), ["step", "rank"])
+        _lost(rows[_WAITING].drop_nulls("step"), ["step", "rank"])
         .sort("step", "wait_ns", "rank")
         .group_by("step", maintain_order=True)
         .agg(
@@ -387,7 +393,7 @@ def ranks(
     )
     table = devices = _devices(parts)
     counted = pl.col("step").is_in(steps.filter(~pl.col("warm_up"))["step"].implode())
-    waits = _waits_for(rows.filter(counted), roots, marks.filter(counted))
+    waits = _waits_for(rows[_WAITING].filter(counted), roots, marks.filter(counted))
     costs = _costs(steps).drop("straggler_frac").join(waits, on="rank")
     for other in (total, met, imposed, costs):
         table = table.join(other, on="rank", how="left")
@@ -521,7 +527,8 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
             ``duration_ns``, ``message_bytes`` (of an all_to_all; 0: waits for nobody).
         hosts: host name by rank, None if unknown.
     """
-    rows = matched.filter(
+    names = ("instance", "lane", "rank", "collective", "message_bytes", "end", "duration_ns")
+    rows = matched[names].filter(
         pl.col("instance").is_not_null(),
         ~pl.col("collective").is_in(ROOTED),
         pl.col("collective").ne(UNEVEN) | pl.col("message_bytes").ne_missing(0),

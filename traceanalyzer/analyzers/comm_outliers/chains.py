@@ -77,7 +77,9 @@ def roots(rows: pl.DataFrame) -> pl.DataFrame:
         instance, root_rank, root_ns: the part of the collective's waits caused by this rank,
         largest first. The parts of one collective add up to the sum of its waits (``once_ns``).
     """
-    ordered = rows.sort("rank", "leave", "arrival", "instance").with_row_index("row")
+    times = ("arrival", "leave", "wait_ns", "once_ns", "compute_ns")
+    ordered = rows["instance", "lane", "rank", "stream", *times, "is_last"]
+    ordered = ordered.sort("rank", "leave", "arrival", "instance").with_row_index("row")
     chains = _chains(ordered)
     earliest = pl.struct("rank", "row").sort_by("arrival", "rank").first()
     summed = ordered.group_by("instance").agg(

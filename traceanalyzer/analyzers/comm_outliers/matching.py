@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common import kernel_names, names
 from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.errors import MissingData
+from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.units import format_first
 
 #: One process group; without a recorded group, one stream. ``group_ranks`` distinguishes groups
@@ -251,7 +252,7 @@ def _candidates(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(~alone & ~unpaired).with_columns(
         collective=pl.when(pointwise).then(pl.lit("send_recv")).otherwise("collective"),
         stream_key=_stream_key(frame),
-    )
+    )["id", "rank", "start", "end", "seq", "duration_ns", *KIND, *LANE]
 
 
 def _stream_key(frame: pl.DataFrame) -> pl.Expr:
@@ -271,10 +272,10 @@ def _lanes(candidates: pl.DataFrame) -> list[pl.DataFrame]:
 
 def _by_seq(lane: pl.DataFrame) -> pl.DataFrame:
     """Return ``place`` by (collective, seq); rows with one number are counted."""
-    key = ["collective", "seq"]
-    again = pl.int_range(pl.len()).over("rank", *key)
-    places = pl.struct(*key, again.alias("again")).rank("dense").cast(pl.Int64)
-    return lane.select("id", "rank", place=places)
+    _, (number,) = group_numbers(("collective", "seq"), lane)
+    rows = lane.select("id", "rank", place=pl.Series(number))
+    again = rows.select(pl.int_range(pl.len()).over("rank", "place")).to_series()
+    return rows.with_columns(place=pl.col("place") * (again.max() or 0) + pl.col("place") + again)
 
 
 def _by_order(lane: pl.DataFrame) -> pl.DataFrame:

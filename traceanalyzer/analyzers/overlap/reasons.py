@@ -207,6 +207,14 @@ def divide(rows: pl.DataFrame, parts: Sequence[Exposed]) -> pl.DataFrame:
     )
 
 
+#: Columns of collectives that are used here: those of many ranks are large.
+_NEEDED = [
+    *("id", "instance", "lane", "path", "rank", "device", "stream", "step", "start", "end", "ts"),
+    *("duration_ns", "compute_ns", "message_bytes", "collective", "group", "group_size"),
+    "group_ranks",
+]
+
+
 def communication(each: Sequence[Exposed]) -> pl.DataFrame:
     """Return all collectives: path, device, stream, exposed_ns, waiting_ns, late, phase.
 
@@ -218,7 +226,7 @@ def communication(each: Sequence[Exposed]) -> pl.DataFrame:
         return pl.DataFrame()
     shifts = {part.path: part.shift_ns for part in parts}
     ordered = matching.ordered(matching.devices_apart(parts))
-    matched = matching.match(matching.joined(ordered))
+    matched = matching.match(matching.joined(ordered))[_NEEDED]
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
     last = pl.col("rank").filter("is_last").first().over("instance")
