@@ -528,15 +528,12 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
         hosts: host name by rank, None if unknown.
     """
     names = ("instance", "lane", "rank", "collective", "message_bytes", "end", "duration_ns")
-    rows = (
-        matched[names]
-        .filter(
-            pl.col("instance").is_not_null(),
-            ~pl.col("collective").is_in(ROOTED),
-            pl.col("collective").ne(UNEVEN) | pl.col("message_bytes").ne_missing(0),
-        )
-        .with_columns(behind=pl.col("end") - pl.col("end").median().over("instance"))
-    )
+    known = matched[names]
+    rows = known.filter(
+        pl.col("instance").is_not_null(),
+        ~pl.col("collective").is_in(ROOTED),
+        pl.col("collective").ne(UNEVEN) | pl.col("message_bytes").ne_missing(0),
+    ).with_columns(behind=pl.col("end") - pl.col("end").median().over("instance"))
     if rows.is_empty():
         return pl.DataFrame(schema=_TYPES)
     fitted = _fit(rows.group_by("lane", "rank").agg(pl.col("behind").median()))
