@@ -251,7 +251,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     remedy = _exposing(result, answers, waits=not waited_ns)
     # fewer bytes, or fewer collectives, make all of them shorter
     last = (
-        0 if remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"], *_COALESCE) else _last_ns(answers)
+        0
+        if remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"], *_COALESCE)
+        else _last_ns(answers)
     )
     most = max(total - last, 0) if last else None
     where = called_in(answers.place(COMMUNICATION))

@@ -734,8 +734,8 @@ def checked_replay(job: Job) -> tuple[list[Times], float]:
 
 
 def unprofiled(
-    job: Job, unchanged: Sequence[Times], column: str = "profiler_frac"
-) -> tuple[Job, Sequence[Times]]:
+    job: Job, unchanged: list[Times], column: str = "profiler_frac"
+) -> tuple[Job, list[Times]]:
     """Return the job and its replay without the time that the profiler takes of the host.
 
     They are those given if the profiler takes less than 1 % of the steps. The column has its share,

@@ -47,7 +47,7 @@ class Replay(Result):
     waits_for_others: bool
     times: Sequence[engine.Times]
     unprofiled_frac: float
-    as_recorded: tuple[Job, Sequence[engine.Times]]
+    as_recorded: tuple[Job, list[engine.Times]]
 
     def unprofiled(self, column: str = "profiler_frac") -> "Replay":
         """Return it without the time that the profiler takes; see :func:`.engine.unprofiled`."""
