@@ -793,7 +793,7 @@ RULES: tuple[Rule, ...] = tuple(
         IDLE_RULES[cause],
         "gpu_idle",
         f"idle devices: {causes.WAITING[cause]}",
-        "share of step time (of the recorded time if no steps are marked)",
+        "share of step time (or of the recorded time)",
         _OTHER_LEVELS.get(cause, _LEVELS),
         partial(_judge, cause),
         uses=("comm_outliers", "cuda_api", "info", "kernels", "launches", "steps", "transfers"),

@@ -439,7 +439,7 @@ def rule(
 
 
 #: What most rules measure their time by.
-OF_STEP = "as a share of step time (of the recorded time if no steps are marked)"
+OF_STEP = "as a share of step time (or of the recorded time)"
 
 # --- rules by cause --------------------------------------------------------------------------
 

@@ -739,7 +739,7 @@ def _of_experts(result: CommOutliers, waits: pl.DataFrame) -> dict[str, float]:
     "comm_outliers",
     "pipeline stages that wait for each other by their schedule",
     "exposed wait time in sends, receives and collectives of several stages, at most the bubble of "
-    "a 1F1B schedule, as a share of step time (of the recorded time if no steps are marked)",
+    "a 1F1B schedule, as a share of step time (or of the recorded time)",
     {"info": 0.1, "warning": 0.15, "critical": 0.3},
     uses=("gpu_idle",),
     compares_ranks=True,
