@@ -122,7 +122,7 @@ MANY_OF = {
 #: So many tables are a loop, with at most so many other kernels between two, each this long.
 _LEAST_TABLES, _APART, _SHORT_NS = 8, 3, 50_000
 #: A loop launches the same kernels, at most so many, so often one after another.
-LOOP, _LONGEST, _REPEATS = "A loop in ", 4, 16
+LOOP, _LONGEST, _REPEATS, _TO_HOST = "A loop in ", 4, 16, r"(?i)dtoh|device.to.host"
 _OF_LAYERS = (GEMM, kernel_names.CONVOLUTION, kernel_names.ATTENTION, "moe", "recurrent", "fft")
 _OF_TORCH = re.compile(r"(?:^|[/\\])torch[/\\]")
 #: Kernels that update many tensors at once, and families of those of one.
@@ -317,7 +317,17 @@ def _repeating(
         is_long = pl.col("same") & (pl.len().over("run") >= n * (_REPEATS - 1))
         is_long |= is_long.shift(-n, fill_value=False)  # the first ones, too
         rows = rows.with_columns(period=pl.when(is_long).then(n).otherwise("period"))
-    rows = rows.filter(pl.col("period") > 0)
+    # iterations that read a result wait for it, which is another finding
+    loop = pl.struct(*lane, "period").rle_id()
+    reads = (
+        pl.col("name")
+        .cast(pl.String)
+        .str.contains(_TO_HOST)
+        .any()
+        .over(loop)
+        .fill_null(value=False)
+    )
+    rows = rows.filter(pl.col("period") > 0, ~reads)
     inside = linking.label_by_interval(rows, steps, _THREAD)["interval"]
     rows = rows.filter(inside.is_null(), work_kind=COMPUTE)
     if rows.is_empty():
