@@ -76,8 +76,9 @@ def test_a_loop_of_small_kernels(kernels: list[str], times: int) -> None:
         looping(["void multi_tensor_apply_kernel<Adam>()"], 40),
         looping([ADD, GATHER, ADD + "1", GATHER + "1", ADD + "2"], 20),
         looping([ADD, GATHER, "Memcpy DtoH (Device -> Pageable)"], 40),
+        looping([ADD, "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"], 40),
     ],
-    ids=["few", "no frame", "one operator", "products", "many tensors", "long", "reads results"],
+    ids=["few", "no frame", "one operator", "products", "tensors", "long", "reads", "sends"],
 )
 def test_other_kernels_are_no_loop(one: Trace) -> None:
     assert not judged("tensor-loop", one)

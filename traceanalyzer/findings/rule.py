@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
+    LOOP,
     NAN_CHECK,
     ONE_BY_ONE,
     SCHEMA as TRAINING,
@@ -155,6 +156,13 @@ class Answers:
         whole = pl.col("kernel_ns").sum().over("place")
         order = [whole, pl.col("place"), *map(pl.col, DEVICE), pl.col("start")]
         runs = runs.filter(pl.col("kernel_ns") > 0)
+        waiting = [
+            place
+            for (place,), one in runs.group_by("place")
+            if str(place).startswith(LOOP)
+            and 2 * self.between_launches(one, causes.SYNCHRONISATION) > self.between_launches(one)
+        ]  # a finding about waits has their time
+        runs = runs.filter(~pl.col("place").is_in(waiting))
         return runs.sort(order, descending=[True, *[False] * 5], nulls_last=True)
 
     @cached_property
@@ -162,9 +170,9 @@ class Answers:
         """Spans of devices with checks of gradients for NaN and the wait for their results."""
         return of_purpose(self.get("kernels"), NAN_CHECK, self.time)
 
-    def between_launches(self, spans: pl.DataFrame) -> int:
-        """Return the idle time for the host to launch that is mostly in spans of devices."""
-        lost = self.time.losses.filter(pl.col("cause").is_in(BETWEEN_LAUNCHES))
+    def between_launches(self, spans: pl.DataFrame, *of: str) -> int:
+        """Return the idle time for the host to launch (or of causes) mostly in spans of devices."""
+        lost = self.time.losses.filter(pl.col("cause").is_in(of or BETWEEN_LAUNCHES))
         return int(lost.filter(within(lost, spans))["lost_ns"].sum())
 
     @cached_property

@@ -317,17 +317,11 @@ def _repeating(
         is_long = pl.col("same") & (pl.len().over("run") >= n * (_REPEATS - 1))
         is_long |= is_long.shift(-n, fill_value=False)  # the first ones, too
         rows = rows.with_columns(period=pl.when(is_long).then(n).otherwise("period"))
-    # iterations that read a result wait for it, which is another finding
-    loop = pl.struct(*lane, "period").rle_id()
-    reads = (
-        pl.col("name")
-        .cast(pl.String)
-        .str.contains(_TO_HOST)
-        .any()
-        .over(loop)
-        .fill_null(value=False)
-    )
-    rows = rows.filter(pl.col("period") > 0, ~reads)
+    # iterations that read a result, or communicate, wait for that, which is another finding
+    waits = pl.col("name").cast(pl.String).str.contains(_TO_HOST).fill_null(value=False)
+    waits |= pl.col("work_kind") == COMMUNICATION
+    waits = waits.any().over(pl.struct(*lane, "period").rle_id())
+    rows = rows.filter(pl.col("period") > 0, ~waits)
     inside = linking.label_by_interval(rows, steps, _THREAD)["interval"]
     rows = rows.filter(inside.is_null(), work_kind=COMPUTE)
     if rows.is_empty():
