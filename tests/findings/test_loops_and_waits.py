@@ -55,7 +55,7 @@ def looping(
 
 
 @pytest.mark.parametrize(
-    ("kernels", "times"), [([GATHER], 32), ([ADD, GATHER, "sm90_gemm"], 20), ([ADD, GATHER], 48)]
+    ("kernels", "times"), [([GATHER], 32), ([ADD, GATHER, "sm90_gemm"], 130), ([ADD, GATHER], 48)]
 )
 def test_a_loop_of_small_kernels(kernels: list[str], times: int) -> None:
     (one,) = judged("tensor-loop", looping(kernels, times))
@@ -75,10 +75,21 @@ def test_a_loop_of_small_kernels(kernels: list[str], times: int) -> None:
         looping(["sm90_gemm"], 40),
         looping(["void multi_tensor_apply_kernel<Adam>()"], 40),
         looping([ADD, GATHER, ADD + "1", GATHER + "1", ADD + "2"], 20),
+        looping(["sm90_gemm", ADD], 24),
         looping([ADD, GATHER, "Memcpy DtoH (Device -> Pageable)"], 40),
         looping([ADD, "ncclDevKernel_Broadcast_RING_LL(ncclDevKernelArgsStorage<4096ul>)"], 40),
     ],
-    ids=["few", "no frame", "one operator", "products", "tensors", "long", "reads", "sends"],
+    ids=[
+        "few",
+        "no frame",
+        "one operator",
+        "products",
+        "tensors",
+        "long",
+        "layers",
+        "reads",
+        "sends",
+    ],
 )
 def test_other_kernels_are_no_loop(one: Trace) -> None:
     assert not judged("tensor-loop", one)

@@ -34,6 +34,7 @@ from traceanalyzer.result import Confidence, Severity
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _MATH = "aten::_scaled_dot_product_attention_math"
+_TEXTS = ADVICE["busy"]
 #: Minimum share of softmax and of products in their sum; otherwise it is not attention.
 _LEAST_PART = 0.05
 _ATTENTION_LEVELS: dict[Severity, float] = {"info": 0.1, "warning": 0.14, "critical": 0.35}
@@ -178,6 +179,7 @@ def unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
         return
     each = ", ".join(f"{name} {time.text(ns)}" for name, ns in parts.items())
     math = known and (of_purpose(result, training.ATTENTION, time)["call"] > 0).any()
+    fuse = _OF_XLA if answers.program.xla else _TEXTS["fuse_attention"]
     yield Measured(
         title=f"Attention is not fused: softmax and products, {time.share(total)}.",
         evidence=(
@@ -185,11 +187,7 @@ def unfused_attention(result: Kernels, answers: Answers) -> Iterator[Measured]:
             f"Device time: {each}.",
             _fused_attention(result, time),
         ),
-        advice=ADVICE["busy"]["math_advice"]
-        if math
-        else _OF_XLA
-        if answers.program.xla
-        else ADVICE["busy"]["fuse_attention"],
+        advice=_TEXTS["math_advice"] if math else fuse,
         total_ns=total,
         most_gain_ns=total - round(_FUSED_FRAC * _products(parts)),
         confidence="high" if known else "medium",
@@ -559,7 +557,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
         total = round((1 - frac) * ns) + between
         name = frame_text(place.removeprefix(training.LOOP))
         name = f"{training.LOOP}{name}" if of_loop else name
-        known = ADVICE["busy"]["keep_no_zeros"] if re.search(_OF_ZEROS, place) else advice
+        known = _TEXTS["keep_no_zeros"] if re.search(_OF_ZEROS, place) else advice
         yield Measured(
             title=f"{name} launches {each:,} small kernels per {per}, {per_tensor:,} "
             f"per {'iteration' if of_loop else 'tensor'}: {time.share(total)}.",
@@ -569,7 +567,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
                     f"time between them {time.text(between)}."
                 ),
             ),
-            advice=_OF_MANY.get(place, ADVICE["busy"]["of_loop"] if of_loop else known),
+            advice=_OF_MANY.get(place, _TEXTS["of_loop"] if of_loop else known),
             total_ns=total,
             most_gain_ns=total,
             intervals=intervals_of(spans),

@@ -67,7 +67,10 @@ _ADVICE = (
     (r"(?i)index(?:ing|_put|_?backward)", _TEXTS["indexing"]),
     (r"(?i)scatter|index_(?:add|copy|reduce)", _TEXTS["scattering"]),
     (kernel_names.CHANGES_LAYOUT.pattern, _TEXTS["layout"]),
-    (r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|scan|cumsum", _TEXTS["sorting"]),
+    (
+        r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|(?<!selective)(?<!selective_)scan|cumsum",
+        _TEXTS["sorting"],
+    ),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _TEXTS["casting"]),
     (r"(?i)triton", _TEXTS["tuning"]),
     (_FUSIONS, _TEXTS["of_fusion"]),

@@ -1,11 +1,9 @@
 """Rules: what they check, and the measurements that they return."""
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pkgutil import get_data
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import polars as pl
@@ -30,6 +28,7 @@ from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS
 from traceanalyzer.analyzers.transfers.result import Transfers
+from traceanalyzer.files import packaged
 from traceanalyzer.findings.device_time import (
     BUBBLE,
     COPIES,
@@ -50,9 +49,7 @@ from traceanalyzer.vocabulary import RECORDINGS_APART
 R = TypeVar("R", bound=Result)
 
 #: Advice of rules in ``advice.toml``: by module, then by name.
-ADVICE: dict[str, dict[str, str]] = tomllib.loads(
-    (get_data(__name__, "advice.toml") or b"").decode()
-)
+ADVICE: dict[str, dict[str, str]] = packaged("findings/advice.toml")
 
 #: A step waits for loader workers from this share of its time on; less may be that of a handover.
 _WAITS_FOR_LOADER = 0.1

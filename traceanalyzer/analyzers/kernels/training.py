@@ -121,7 +121,9 @@ MANY_OF = {
 }
 #: So many tables are a loop, with at most so many other kernels between two, each this long.
 _LEAST_TABLES, _APART, _SHORT_NS = 8, 3, 50_000
-#: A loop launches the same kernels, at most so many, so often one after another.
+#: A loop launches the same kernels, at most so many, so often one after another. Longer ones have
+#: work that one call has, too; up to so many products and convolutions are those of layers.
+_TINY_NS, _MOST_LAYERS = 10_000, 128
 LOOP, _LONGEST, _REPEATS, _TO_HOST = "A loop in ", 4, 16, r"(?i)dtoh|device.to.host"
 _OF_LAYERS = (GEMM, kernel_names.CONVOLUTION, kernel_names.ATTENTION, "moe", "recurrent", "fft")
 _OF_TORCH = re.compile(r"(?:^|[/\\])torch[/\\]")
@@ -329,15 +331,16 @@ def _repeating(
     code = host_code.python_frames(trace, rows, lambda _, file: not _OF_TORCH.search(file or ""))
     outer = host_code.places_of(trace).outer_rows(rows)
     of_name = families_of(rows["name"].unique().drop_nulls())
-    single = [name for name, one in of_name.items() if one not in _OF_LAYERS]
+    layers = [name for name, one in of_name.items() if one in _OF_LAYERS]
     joined = matching(of_name, [_OF_MANY])
     rows = rows.with_columns(code=code.cast(pl.String), outer=outer)
     rows = rows.with_columns(call=pl.struct(*lane, "period", "code").rle_id())
     each, mean = pl.len().over("call"), (pl.col("end") - pl.col("start")).mean().over("call")
     is_called = 2 * pl.col("outer").n_unique().over("call") * pl.col("period") >= each
-    alone = pl.col("name").is_in(single) & ~pl.col("name").is_in(joined)
-    many = (each >= _REPEATS * pl.col("period")) & (mean <= _SHORT_NS)
-    rows = rows.filter(many & is_called & alone.any().over("call")).drop_nulls("code")
+    others = pl.col("name").is_in(layers) & (each < _MOST_LAYERS * pl.col("period"))
+    others |= pl.col("name").is_in(joined)
+    many = (each >= _REPEATS * pl.col("period")) & (mean <= _TINY_NS)
+    rows = rows.filter(many & is_called & ~others.any().over("call")).drop_nulls("code")
     return rows.select(
         "device", "name", "call", "start", "end",
         purpose=pl.lit(ONE_BY_ONE), place=LOOP + pl.col("code"), of_tensor="period",
