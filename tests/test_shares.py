@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from comm_traces import US, device, host, step, trace
 from conftest import ROOT, SHARED
 
 import traceanalyzer as ta
@@ -92,6 +93,31 @@ def test_no_share_is_above_the_whole(command: str, name: str) -> None:
     above = [row for row in shares(result) if row[2] > 1 + ROUNDING and row[1] not in RATIOS]
     assert not above
     assert_sums(command, result)
+
+
+@pytest.mark.parametrize("streams", [2, 8])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_kernels_that_overlap_themselves(command: str, streams: int) -> None:
+    """A kernel runs on several streams at a time in each step, for 7/10 of its time or more."""
+    events: list[dict[str, Any]] = []
+    for number in range(4):
+        at = number * 1000 * US
+        events.append(step(number, at, 1000 * US))
+        for stream in range(streams):
+            ids = {"correlation": number * streams + stream + 1}
+            begin = at + stream * 10 * US
+            events.append(host("cuda_runtime", "cudaLaunchKernel", begin, 5 * US, **ids))
+            events.append(device("heavy", begin + 5 * US, 800 * US, stream=stream, **ids))
+    try:
+        result: Any = COMMANDS[command](trace(events))  # type: ignore[operator]
+    except MissingData:
+        return
+    assert not [row for row in shares(result) if row[2] > 1]
+    if command == "kernels":
+        assert result.names["device_frac"].to_list() == [1.0]
+    if command == "diagnose":
+        (heavy,) = (one for one in result.findings if one.id == "one-kernel")
+        assert heavy.cost_frac == pytest.approx((0.79 + streams / 100), abs=0.001)
 
 
 def assert_sums(command: str, result: Any) -> None:

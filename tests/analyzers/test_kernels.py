@@ -88,12 +88,10 @@ def test_kernels_by_family_and_by_name() -> None:
     assert (result.n, result.total_ns, result.busy_ns, result.span_ns) == (6, 117, 85, 100)
 
 
-def test_shares_refer_to_busy_time_and_span() -> None:
+def test_shares_add_up() -> None:
     result = kernels(trace(WORK))
-    gemm = result.families.row(0, named=True)
-    assert gemm["busy_frac"] == pytest.approx(60 / 85)
-    assert gemm["span_frac"] == pytest.approx(60 / 100)
-    assert result.families["busy_frac"].sum() == pytest.approx(117 / 85)
+    assert result.families["device_frac"][0] == pytest.approx(60 / 117)
+    assert result.families["device_frac"].sum() == pytest.approx(1)
     check_wording(*result.notes)
 
 
@@ -153,7 +151,7 @@ def test_by_stream_shares_are_of_the_streams_device() -> None:
         (0, 1, 7, 1, 10, "gemm"),
     ]
     assert result.groups is not None
-    assert result.groups["busy_frac"].to_list() == pytest.approx([77 / 85, 40 / 85, 1])
+    assert result.groups["device_frac"].to_list() == pytest.approx([77 / 117, 40 / 117, 1])
     assert result.groups["family_frac"].to_list() == pytest.approx([60 / 77, 1, 1])
     assert rows(result.families, "device", "stream", "family", "total_ns")[-1] == (
         0,
@@ -170,11 +168,9 @@ def test_by_rank_and_device() -> None:
     by_rank = kernels(traces, by="rank")
     assert rows(by_rank.groups, "rank", "total_ns") == [(3, 117), (1, 10)]
     assert by_rank.groups is not None
-    assert by_rank.groups["busy_frac"].to_list() == pytest.approx([117 / 85, 1])
+    assert by_rank.groups["device_frac"].to_list() == pytest.approx([1, 1])
     by_device = kernels(traces, by="device")
     assert rows(by_device.groups, "rank", "device") == [(3, 0), (1, 0)]
-    assert by_device.groups is not None
-    assert by_device.groups["span_frac"].to_list() == pytest.approx([1.17, 1])
     assert (by_rank.busy_ns, by_rank.span_ns) == (95, 110)
 
 
@@ -328,7 +324,7 @@ def test_unnamed_and_zero_length_kernels_count() -> None:
 
 def test_a_single_event_of_no_length() -> None:
     result = kernels(trace([device("k", 5, 0)]))
-    assert rows(result.families, "n", "total_ns", "busy_frac", "span_frac") == [(1, 0, None, None)]
+    assert rows(result.families, "n", "total_ns", "device_frac") == [(1, 0, None)]
     assert str(result)
     result.plot()
 
@@ -380,9 +376,7 @@ def test_json_and_csv_have_all_rows() -> None:
     parsed = json.loads(run_cli("kernels", path, "--to", "json").stdout)
     assert sum(row["n"] for row in parsed["names"]) == parsed["n"] == 114
     header = run_cli("kernels", path, "--to", "csv").stdout.splitlines()[0]
-    assert header.startswith(
-        "family,n,total_ns,busy_frac,span_frac,mean_ns,min_ns,median_ns,p99_ns"
-    )
+    assert header.startswith("family,n,total_ns,device_frac,mean_ns,min_ns,median_ns,p99_ns")
 
 
 def test_plot_is_written(tmp_path: Any) -> None:

@@ -97,7 +97,7 @@ def _chosen(
     """Return kernel, n, ns of the kernels that a function chooses by name, longest time first."""
     names = result.heaviest("name").drop_nulls("name")
     chosen = names.filter(pl.col("name").is_in(choose(names["name"])))
-    return longest_first(in_steps(result, time), chosen["kernel"], "total_ns")
+    return longest_first(in_steps(result, time), chosen["kernel"], "busy_ns")
 
 
 def double_in(result: Kernels, time: DeviceTime) -> pl.DataFrame:
@@ -121,7 +121,7 @@ def _double_precision(result: Kernels, answers: Answers) -> Iterator[Measured]:
     products = result.heaviest("name").filter(
         is_product, ~pl.col("kernel").is_in(rows["kernel"].implode())
     )
-    others = longest_first(in_steps(result, time), products["kernel"], "total_ns")
+    others = longest_first(in_steps(result, time), products["kernel"], "busy_ns")
     other_ns = int(others["ns"].sum())
     if not total or not time.whole_ns:
         return
@@ -215,7 +215,7 @@ def _attention(result: Kernels, time: DeviceTime) -> dict[str, int]:
 def _fused_attention(result: Kernels, time: DeviceTime) -> str:
     """Return the time of fused attention kernels as a sentence."""
     fused = result.heaviest("name").filter(pl.col("family") == kernel_names.ATTENTION)["kernel"]
-    total = int(longest_first(in_steps(result, time), fused, "total_ns")["ns"].sum())
+    total = int(longest_first(in_steps(result, time), fused, "busy_ns")["ns"].sum())
     if not total:
         return "No flash, memory-efficient or cuDNN attention kernel was recorded."
     return f"Other calls run fused kernels: {time.share(total)}."
@@ -255,7 +255,7 @@ def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured
     kernels = result.heaviest("name").filter(~pl.col("kernel").is_in(growing))
     rows = longest_first(in_steps(result, time), kernels["kernel"], "fusible_ns")
     names = kernels.filter(pl.col("family").is_in(pointwise))["kernel"]
-    every = longest_first(in_steps(result, time), names, "total_ns")
+    every = longest_first(in_steps(result, time), names, "busy_ns")
     total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
     if not total or not time.whole_ns:
         return
@@ -308,7 +308,7 @@ def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
     """Return a sentence on the time of kernels that no step launched, unless it is little."""
     if result.by_step is None:
         return ""
-    recorded = int(longest_first(result.by_step, names, "total_ns")["ns"].sum())
+    recorded = int(longest_first(result.by_step, names, "busy_ns")["ns"].sum())
     if recorded - whole <= _NOT_COUNTED * recorded:
         return ""
     return (

@@ -196,7 +196,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
                 *limit,
                 (
                     f"{format_count(row['n'], 'call')}, "
-                    f"{format_ns(round(row['total_ns'] / row['n']))} each on average."
+                    f"{format_ns(round(row['call_ns'] / row['n']))} each on average."
                 ),
                 *called_from(place) * named,
             ),
@@ -231,7 +231,7 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     Without kernels of usual families, one long call of several (a finding about that call), loops
     with a kernel per tensor, growing copies and unfused attention, which are findings, too.
     """
-    names = result.heaviest("name")
+    names, sums = result.heaviest("name"), ["n", "call_ns", "total_ns", "fusible_ns"]
     together = [
         pl.when(pl.col("kernel").str.contains(pattern)).then(pl.lit(what))
         for pattern, what, _ in _TOGETHER
@@ -249,8 +249,9 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     each = (
         in_steps(result, time)
         .filter(~pl.col("kernel").is_in(growing))
+        .rename({"total_ns": "call_ns", "busy_ns": "total_ns"})
         .group_by("kernel")
-        .agg(pl.col("n", "total_ns", "fusible_ns").sum(), pl.col("max_ns").max())
+        .agg(pl.col(sums).sum(), pl.col("max_ns").max())
         .cast({"kernel": pl.String})
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
     )
@@ -259,10 +260,10 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
         counted = rows.group_by("kernel").agg(counted=pl.col("ns").sum(), calls=pl.len())
         each = each.join(counted, on="kernel", how="left").with_columns(
             pl.col("n") - pl.col("calls").fill_null(0),
-            pl.col("total_ns") - pl.col("counted").fill_null(0),
+            pl.col("call_ns", "total_ns") - pl.col("counted").fill_null(0),
         ).filter(pl.col("n") > 0, pl.col("total_ns") > 0)  # fmt: skip
     # nothing else that is cast is as large as logits, and is cast as often as there are losses
-    mean, of_logits = pl.col("total_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
+    mean, of_logits = pl.col("call_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
     is_cast = pl.col("kernel").str.contains(_CASTS) & (2 * mean >= mean.filter(of_logits).min())
     is_cast &= pl.col("n") <= 4 * pl.col("n").filter(of_logits).max()
     kind = pl.when(is_cast).then(pl.lit(_LOG_SOFTMAX)).otherwise("kind")
@@ -270,20 +271,20 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
     loops = names[["name", "kernel"]].join(in_loops, on="name").group_by("kernel")
     each = each.join(loops.agg(pl.col("loop_ns").sum()), on="kernel", how="left")
-    sums = (
+    every = (
         largest_first(each, "total_ns", "kernel")
         .group_by("kind", maintain_order=True)
         .agg(
             pl.col("kernel").sort_by("cast", maintain_order=True).first(),
             pl.len().alias("kernels"),
             pl.col("kernel").alias("names"),
-            pl.col("n", "total_ns", "fusible_ns", "loop_ns").sum(),
+            pl.col(*sums, "loop_ns").sum(),
             pl.col("max_ns").max(),
         )
     )
-    is_one_call = (2 * pl.col("max_ns") >= pl.col("total_ns")) & (pl.col("n") > _FEW)
-    sums = sums.filter(~is_one_call, 2 * pl.col("loop_ns") < pl.col("total_ns"))
-    return largest_first(sums, "total_ns", "kernel")
+    is_one_call = (2 * pl.col("max_ns") >= pl.col("call_ns")) & (pl.col("n") > _FEW)
+    every = every.filter(~is_one_call, 2 * pl.col("loop_ns") < pl.col("total_ns"))
+    return largest_first(every, "total_ns", "kernel")
 
 
 def _by_operator(result: Kernels, labels: pl.DataFrame) -> pl.DataFrame:

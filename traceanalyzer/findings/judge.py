@@ -558,7 +558,7 @@ def budget(answers: Answers) -> pl.DataFrame:
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
-        of_steps = longest_first(in_steps(kernels, time), compute["kernel"], "total_ns")
+        of_steps = longest_first(in_steps(kernels, time), compute["kernel"], "busy_ns")
         rows += [(OF_BUSY, name, ns) for name, _, ns in of_steps.head(_TOP_KERNELS).iter_rows()]
     return pl.DataFrame(
         [(part, name, time.each_ns(ns), time.frac(ns)) for part, name, ns in rows],

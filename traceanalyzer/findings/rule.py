@@ -281,7 +281,7 @@ def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.Data
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     """Return the kernels that steps without warm-up launched; all kernels without steps."""
     if result.by_step is None:
-        types = dict.fromkeys(("n", "total_ns", "fusible_ns", "max_ns"), pl.Int64)
+        types = dict.fromkeys(("n", "total_ns", "busy_ns", "fusible_ns", "max_ns"), pl.Int64)
         return pl.DataFrame(schema={"kernel": pl.Categorical, **types})
     if not time.in_steps:
         return result.by_step

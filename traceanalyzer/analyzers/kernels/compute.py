@@ -49,8 +49,8 @@ GROUP: dict[By | None, tuple[str, ...]] = {
 _ON_HOST = ("operator", "annotation", "module", "code")
 _IN_ARGUMENTS = ("module", "code")
 
-#: Columns of the scope of shares: busy time and span are of the row's rank or device if grouped by
-#: it, else of all devices.
+#: Columns of the scope of shares: they are of the work of the row's rank or device if grouped by
+#: it, else of all work.
 _SCOPE: dict[By | None, tuple[str, ...]] = {
     "rank": ("rank",),
     "device": ("rank", "device"),
@@ -196,7 +196,7 @@ def combine(parts: Sequence[Part], options: Options) -> Kernels:
         "rank", "path", "device", nulls_last=True
     )
     group = GROUP[options.by]
-    scope = _scopes(devices, _SCOPE.get(options.by, ()))
+    scope = _SCOPE.get(options.by, ())
     labels = short_names(kernels["name"].unique().drop_nulls().cast(pl.String).to_list())
     families, names = _summed(work, kernels, group, scope)
     return Kernels(
@@ -251,9 +251,11 @@ def _kernels_of_steps(
     trace: Trace, work: pl.DataFrame, saved: pl.Series, counted: pl.Series
 ) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
-    length = (work["end"] - work["start"]).alias("length")
-    kernels = work[["event", "device", "name"]]
-    kernels = kernels.hstack([length, saved, _launching_step(trace, work)])
+    before = pl.col("end").cum_max().shift().over("device", "name", order_by="start")
+    length = pl.col("end") - pl.col("start")
+    busy = (pl.col("end") - pl.max_horizontal("start", before)).clip(0)
+    kernels = work.select("event", "device", "name", length=length, busy_ns=busy)
+    kernels = kernels.hstack([saved, _launching_step(trace, work)])
     kernels = kernels.filter((work["work_kind"] == COMPUTE) & counted)
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", "local_memory", blocks=blocks)
@@ -263,7 +265,8 @@ def _kernels_of_steps(
         kernels.hstack(grids)
         .group_by("device", "step", "name", "blocks")
         .agg(
-            pl.col("fusible_ns").sum(),
+            pl.col("busy_ns").sum(),
+            pl.min_horizontal("fusible_ns", "busy_ns").sum(),
             n=pl.len().cast(pl.Int64),
             total_ns=pl.col("length").sum(),
             max_ns=pl.col("length").max(),
@@ -534,7 +537,7 @@ def _by_step(parts: Sequence[Part], labels: Mapping[str, str]) -> pl.DataFrame |
         each = (_by_step([parts[row]], labels) for row in order)
         return pl.concat(rows for rows in each if rows is not None)
     keys = ("rank", "path", "device", "step", "name", "blocks")
-    sums, most = ("n", "total_ns", "fusible_ns"), ("max_ns", "local_memory")
+    sums, most = ("n", "total_ns", "busy_ns", "fusible_ns"), ("max_ns", "local_memory")
     rows = stacked(frames, **sources)
     if repeated:
         rows = rows.group_by(keys).agg(pl.col(sums).sum(), pl.col(most).max())
@@ -596,13 +599,8 @@ def _with_operators_of_replays(
     return work.with_columns(work[by].scatter(matched["row"], matched[by])), replayed, matched
 
 
-def _scopes(devices: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    sums = [pl.col("busy_ns", "span_ns").sum()]
-    return devices.group_by(by).agg(sums) if by else devices.select(sums)
-
-
 def _summed(
-    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
+    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: Sequence[str]
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Sum the work by family and by name within each group, the largest total first.
 
@@ -610,7 +608,7 @@ def _summed(
         work: one row per device event, with ``kernel``.
         kernels: name and family of each kernel.
         group: the columns of ``work`` to group by.
-        scope: busy time and span that shares refer to.
+        scope: columns of the work that shares refer to.
     """
     number, labels = work["kernel"].to_numpy(), kernels
     if group:
@@ -667,7 +665,7 @@ def _in_ns(labels: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
 
 
 def _groups(
-    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: pl.DataFrame
+    work: pl.DataFrame, kernels: pl.DataFrame, group: Sequence[str], scope: Sequence[str]
 ) -> pl.DataFrame:
     """Return one row per group, with the family that takes most of its time."""
     families = work.group_by(*group, "kernel").agg(
@@ -686,17 +684,11 @@ def _groups(
     return _with_shares(sums, group, scope)
 
 
-def _with_shares(sums: pl.DataFrame, keys: Sequence[str], scope: pl.DataFrame) -> pl.DataFrame:
-    by = [name for name in scope.columns if name in keys]
-    whole = (
-        sums.join(scope, on=by, how="left", nulls_equal=True)
-        if by
-        else sums.join(scope, how="cross")
-    )
-    shares = whole.with_columns(
-        busy_frac=ratio("total_ns", "busy_ns"), span_frac=ratio("total_ns", "span_ns")
-    ).drop("busy_ns", "span_ns")
-    first = ["n", "total_ns", "busy_frac", "span_frac"]
+def _with_shares(sums: pl.DataFrame, keys: Sequence[str], scope: Sequence[str]) -> pl.DataFrame:
+    whole = pl.col("total_ns").sum()
+    share = ratio("total_ns", whole.over(scope) if scope else whole)
+    shares = sums.with_columns(device_frac=share)
+    first = ["n", "total_ns", "device_frac"]
     rest = [name for name in shares.columns if name not in (*keys, *first)]
     return largest_first(shares[[*keys, *first, *rest]], "total_ns", *keys, nulls_last=True)
 

@@ -18,23 +18,23 @@ from traceanalyzer.units import format_frac, format_ns, format_times
 
 _NAMED = 3
 
-#: Least share of the busy time for a sentence in the verdict.
+#: Least share of the device work for a sentence in the verdict.
 _NOTABLE_FRAC = 0.1
 
-_SHARES = display.headings("n, total_ns: total, busy_frac: of busy, span_frac: of span")
+_SHARES = display.headings("n, total_ns: total, device_frac: of device")
 _LENGTHS = display.headings(
     "mean_ns: mean, min_ns: min, median_ns: median, p99_ns: p99, max_ns: max"
 )
 #: Columns of the first table of kernels, as names need room; the others are a second table.
-_FIRST = ("n", "total_ns", "busy_frac", "mean_ns", "max_ns")
-_GROUPED = ("n", "total_ns", "busy_frac", "mean_ns", "median_ns", "max_ns")
-_LATER = ("n", "span_frac", "min_ns", "median_ns", "p99_ns")
+_FIRST = ("n", "total_ns", "device_frac", "mean_ns", "max_ns")
+_GROUPED = ("n", "total_ns", "device_frac", "mean_ns", "median_ns", "max_ns")
+_LATER = ("n", "min_ns", "median_ns", "p99_ns")
 _DEVICES = display.headings(
     "device, n, total_ns: total, busy_ns: busy, span_ns: span, busy_frac: busy/span"
 )
 
 #: Columns that a narrow terminal hides first.
-_HIDE_FIRST = ("min_ns", "p99_ns", "span_frac", "median_ns")
+_HIDE_FIRST = ("min_ns", "p99_ns", "median_ns")
 
 _REPLAYED = ("replayed", "replayed_ns", "replayed_matched", "replayed_matched_ns")
 
@@ -71,17 +71,19 @@ class Kernels(Result):
         replayed_matched: those counted for the operator that launches them in a capture or a step
             without replay; replayed_matched_ns: their time.
         families: one row per family: the columns of ``by``, ``family``, ``n``, ``total_ns``,
-            ``busy_frac`` and ``span_frac`` (total over busy time and span), ``mean_ns``,
-            ``min_ns``, ``median_ns``, ``p99_ns``, ``max_ns``; largest total first.
+            ``device_frac`` (share of the sum of all durations, of the same device or rank if
+            grouped by it), ``mean_ns``, ``min_ns``, ``median_ns``, ``p99_ns``, ``max_ns``; largest
+            total first.
         names: the same by ``name``, with ``family`` and ``kernel`` (the name, shortened as far as
             it stays unique).
-        groups: one row per group of ``by``: ``n``, ``total_ns``, the shares, ``family`` (with the
-            largest total) and ``family_frac``, its share of the group's total.
+        groups: one row per group of ``by``: ``n``, ``total_ns``, ``device_frac``, ``family``
+            (with the largest total) and ``family_frac``, its share of the group's total.
         devices: one row per device: ``rank``, ``path``, ``device``, ``n``, ``total_ns``,
             ``busy_ns``, ``span_ns``, ``busy_frac`` (busy over span).
         by_step: one row per kernel, step and device, without communication and tuning: ``rank``,
             ``path``, ``device``, ``step`` (in which it was launched, or null), ``kernel``,
-            ``blocks`` (of its grid, null if not recorded), ``n``, ``total_ns``, ``fusible_ns`` (see
+            ``blocks`` (of its grid, null if not recorded), ``n``, ``total_ns``,
+            ``busy_ns`` (calls at the same time count once), ``fusible_ns`` (at most that, see
             :func:`~.training.fusible_ns`), ``max_ns``, ``local_memory`` (bytes per thread). None
             except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
@@ -148,14 +150,15 @@ class Kernels(Result):
 
 
 def _verdict(result: Kernels) -> str:
-    """Describe which families and which kernel take the busy time."""
+    """Describe which families and which kernel take the device time."""
     families = result.heaviest("family")
     parts = [f"{name} {_share(result, total)}" for name, _, total in families.head(_NAMED).rows()]
     many = display.count_devices(result.devices) > 1
     span = format_frac(result.busy_ns / result.span_ns) if result.span_ns else "all"
     subject = "Devices were" if many else "The device was"
     busy = (
-        f"{subject} busy for {format_ns(result.busy_ns)} ({span} of the span): {', '.join(parts)}."
+        f"{subject} busy for {format_ns(result.busy_ns)} ({span} of the span). Device work: "
+        f"{', '.join(parts)}."
     )
     more = (_heaviest(result), _communication(result, families), _plain_float(result))
     return display.sentences(busy, *more)
@@ -169,17 +172,17 @@ def _heaviest(result: Kernels) -> str:
     total, name = format_ns(row["total_ns"]), row["kernel"] or "one without a name"
     return (
         f"The kernel with the highest total time is {name}: {total}, "
-        f"{_share(result, row['total_ns'])} of the busy time; it ran {format_times(row['n'])}."
+        f"{_share(result, row['total_ns'])} of the device work; it ran {format_times(row['n'])}."
     )
 
 
 def _share(result: Kernels, total_ns: int) -> str:
-    return format_frac(total_ns / result.busy_ns if result.busy_ns else None)
+    return format_frac(total_ns / result.total_ns if result.total_ns else None)
 
 
 def _communication(result: Kernels, families: pl.DataFrame) -> str:
     total = int(families.filter(pl.col("family") == COMMUNICATION)["total_ns"].sum())
-    if total <= _NOTABLE_FRAC * result.busy_ns:
+    if total <= _NOTABLE_FRAC * result.total_ns:
         return ""
     return (
         "Communication kernels also run while they wait for other ranks: comm-outliers separates "
@@ -192,7 +195,7 @@ def _plain_float(result: Kernels) -> str:
     rows = result.heaviest("name")
     names = plain_float(rows["name"].drop_nulls())
     total = int(rows.filter(pl.col("name").is_in(names))["total_ns"].sum())
-    if total <= _NOTABLE_FRAC * result.busy_ns:
+    if total <= _NOTABLE_FRAC * result.total_ns:
         return ""
     return (
         f"{format_ns(total)} ({_share(result, total)}) are single-precision matrix multiplications "
@@ -205,9 +208,8 @@ def _notes(result: Kernels) -> Iterator[str]:
     """Describe how shares are defined, and what was not counted."""
     if result.total_ns > 1.001 * result.busy_ns > 0:
         yield (
-            "Kernels overlap: their durations add up to "
-            f"{format_frac(result.total_ns / result.busy_ns)} of the busy time, and so do the "
-            "shares."
+            f"Kernels overlap: the sum of their durations ({format_ns(result.total_ns)}), which "
+            "shares refer to, is longer than the busy time."
         )
     if OTHER in result.families["family"]:
         yield "Families are derived from kernel names; other has the kernels with unknown names."
