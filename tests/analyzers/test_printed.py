@@ -421,6 +421,79 @@ def test_timers_of_deepspeeds_pipeline_engine_are_sums(tmp_path: Path) -> None:
     assert "step takes" not in ta.printed(path).verdict
 
 
+@pytest.mark.parametrize("front", ["", "[rank0]:"])
+def test_steps_of_torchtitan(front: str, tmp_path: Path) -> None:
+    """The time of a step is that between two lines; other ranks print the same step."""
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(
+            f"{front}[titan] 2026-02-24 19:46:{second},000 - root - INFO - step: {step}  loss:  7"
+            f"  memory: 50.00GiB(37.51%)  tps: 10,0{step}  tflops: 314.71  mfu: 13.9{mfu}%\n"
+            for step, second, mfu in (
+                (10, 10, 1),
+                (10, 10, 2),
+                (20, 14, 4),
+                (20, 15, 4),
+                (30, 24, 6),
+            )
+        )
+    )
+    result = ta.printed(path)
+    steps = result.to_polars("steps").select("number", "duration_ns", "mfu_frac")
+    assert steps.rows() == [(20, 4 * 10**8, 0.1394), (30, 10**9, 0.1396)]
+    assert result.to_polars("throughput")["tokens_per_s"].median() == 10020
+    assert result.to_polars("memory")["reserved_peak_bytes"].to_list() == [50 << 30]
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "samples"),
+    [
+        ("iter 10: loss 4.0, time 900.5ms, mfu 15.3%\niter 20: loss nan, time 1.5ms, mfu -1.0%",
+         [9005 * 10**5, 15 * 10**5], None),
+        ("Epoch 1 | iter 7 step 1 | loss train: 3.7, val: n/a | iter time: 45.53 ms (step)",
+         [4553 * 10**4], None),
+        ("[rank: 0] iter 34 step 35: iter time: 3372.20ms (optimizer.step)", [33722 * 10**5], None),
+        ("{'eval_runtime': 30.0}\n{'train_runtime': '100.0', 'train_samples_per_second': '22.5'}",
+         [10**11, 3 * 10**10], 22.5),
+    ],
+)  # fmt: skip
+def test_lines_on_speed(text: str, times: list[int], samples: float | None, tmp_path: Path) -> None:
+    path = tmp_path / "out.txt"
+    path.write_text(f"epochs\n{text}\n")
+    result = ta.printed(path)
+    table = "steps" if samples is None else "timers"
+    names = ("duration_ns", "median_ns")
+    assert result.to_polars(table)[names[samples is not None]].to_list() == times
+    assert result.view().scalars["samples_per_s"] == samples
+    assert ("30.0 % of the time of training" in result.verdict) == (samples is not None)
+
+
+@pytest.mark.parametrize("cells", ["| {} |", "{}"])
+@pytest.mark.parametrize("between", [" | ", "|", "\t"])
+def test_operators_of_a_pasted_table(cells: str, between: str, tmp_path: Path) -> None:
+    """Issues have Markdown tables, and cells of spreadsheets."""
+    cells = "{}" if between == "\t" else cells
+    rows = [
+        ["Name", "Self CPU %", "Self CPU", "Self CUDA", "# of Calls", "Source Location"],
+        ["--"] * 6,
+        ["aten::mm", "1%", "1.000us", "75.444s", "4890", "train.py(9): main"],
+        ["", "", "", "", "", "train.py(1): run"],
+        ["void k<4>(float, int)", "2%", "2.000ms", "0.000us", "2", "<built-in>"],
+    ]
+    path = tmp_path / "issue.md"
+    lines = [cells.format(between.join(row)) for row in rows]
+    path.write_text("\n".join(["as a table:", *lines, "", "Self CPU time total: 4.000ms", "| a |"]))
+    trace = ta.read(path)
+    assert trace.issues.is_empty()
+    result = ta.printed(trace)
+    found = result.to_polars("operators").select("name", "calls", "self_device_ns", "stack")
+    assert found.rows() == [
+        ("aten::mm", 4890, 75444 * 10**6, "train.py(9): main < train.py(1): run"),
+        ("void k<4>(float, int)", 2, 0, "<built-in>"),
+    ]
+    assert result.to_polars("operator_totals")["host_ns"].to_list() == [4 * 10**6]
+
+
 def test_host_memory_that_is_almost_full_comes_first(tmp_path: Path) -> None:
     path, usage = tmp_path / "usage.log", []
     for used, percent in ((26.23, 83.8), (28.95, 92.5)):

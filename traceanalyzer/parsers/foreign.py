@@ -70,14 +70,16 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         )
     if watchdog := _of_watchdog(head):
         return watchdog
-    if path.lower().endswith((".log", ".out", ".err")) and b"\0" not in head:
-        hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
-        return Foreign("text without a known table in its first 64 KiB", hint)
     starts = {"text": head.lstrip()[: 1 << 14], "binary": head[: 1 << 14]}
     every = (
         (one, test.match(start)) for kind, start in starts.items() for test, one in _known(kind)
     )
-    return next((one for one, match in every if match), None)
+    if known := next((one for one, match in every if match), None):
+        return known
+    if path.lower().endswith((".log", ".out", ".err")) and b"\0" not in head:
+        hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
+        return Foreign("text without a known table in its first 64 KiB", hint)
+    return None
 
 
 #: What NCCL's watchdog prints: rank, number, and kind and size (if printed) of a collective that

@@ -177,7 +177,9 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _of_calls(calls: pl.DataFrame) -> pl.DataFrame:
     of_megatron = pl.col("name").str.contains(r"^after \d+ iterations$").fill_null(value=False)
-    source = pl.when(of_megatron).then(pl.lit(_MEGATRON)).otherwise(pl.lit("see_memory_usage"))
+    of_titan = pl.col("name").str.contains(r"^step \d+$").fill_null(value=False)
+    others = pl.when(of_titan).then(pl.lit("TorchTitan")).otherwise(pl.lit("see_memory_usage"))
+    source = pl.when(of_megatron).then(pl.lit(_MEGATRON)).otherwise(others)
     return calls.group_by("rank", "path", source=source, maintain_order=True).agg(
         pl.col("peak_bytes").max(),
         pl.col("reserved_peak_bytes").max(),

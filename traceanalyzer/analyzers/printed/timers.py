@@ -8,14 +8,17 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import left_join, ratio
+from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, table
 from traceanalyzer.drawings import Chart
 from traceanalyzer.units import format_count, format_frac, format_ns
 
 _TIMERS, _THROUGHPUT = FORMS = ("timers", "throughput")
-#: The time of a whole iteration of Megatron-LM, or of a step of DeepSpeed's pipeline engine.
-_ITERATIONS = ("elapsed time per iteration (ms)", "iter time (s)")
+#: The time of an iteration of Megatron-LM, of a step of DeepSpeed's pipeline engine, and of others.
+_ITERATIONS = ("elapsed time per iteration (ms)", "iter time (s)", "step time")
+#: What the Trainer of Hugging Face prints of a training, and of each evaluation in it.
+_TRAINING, _EVALUATION = "train_runtime", "eval_runtime"
 
 #: Column by DeepSpeed's name of a timer, before and since 0.10.1.
 _COLUMNS = {
@@ -44,18 +47,21 @@ _NUMBERS = {
     "micro_step": pl.Int64,
     "samples_per_s": pl.Float64,
     "mean_samples_per_s": pl.Float64,
+    "tokens_per_s": pl.Float64,
 }
+_OF_ITERATION = {"iteration": pl.Int64, "tflops": pl.Float64, "mfu_frac": pl.Float64}
 _STEP_TABLE = (
     "number, duration_ns: step, forward_ns: forward, backward_ns: backward, "
     "backward_compute_ns: backward compute, gradient_reduction_ns: gradient reduction, "
-    "optimizer_ns: optimizer step, tflops: TFLOP/s per GPU, line"
+    "optimizer_ns: optimizer step, tflops: TFLOP/s per GPU, mfu_frac: MFU, line"
 )
 _TIMER_TABLE = (
     "timer, n: prints, median_ns: median, mean_ns: mean, min_ns: min, max_ns: max, "
     "total_frac: of step"
 )
 _SPEED_TABLE = (
-    "global_step: step, samples_per_s: samples/s, mean_samples_per_s: mean samples/s, line"
+    "global_step: step, samples_per_s: samples/s, mean_samples_per_s: mean samples/s, "
+    "tokens_per_s: tokens/s, line"
 )
 _NOTE = (
     "A line of timers has the mean of the steps since the previous one; timers of micro steps have "
@@ -68,6 +74,8 @@ _OF_SUMS = (
     "Timers of DeepSpeed's pipeline engine are sums over the steps since the previous line "
     "(steps_per_print)."
 )
+#: From this share of a training on, its evaluations are named.
+_MANY_EVALUATIONS = 0.1
 #: A line that takes this many times as long as the median is warm-up if it is the first.
 _WARM_UP = 2
 
@@ -78,20 +86,22 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     ``timers``: one row per timer and rank without warm-up, longest first: timer (as printed), n,
     median_ns, mean_ns, min_ns, max_ns, total_frac (mean over the mean step). ``steps``: one row per
     line with whole steps: number (the iteration if printed), duration_ns (that of the iteration, or
-    forward + backward + step), its parts, tflops (per GPU), warm_up, printed_ns, line. Lines of
-    DeepSpeed before an iteration of Megatron-LM are the same step. ``micro_steps``, without whole
-    steps: the same of micro-steps.
-    ``throughput``: global_step, micro_step, samples_per_s, mean_samples_per_s.
+    forward + backward + step), its parts, tflops (per GPU), mfu_frac, warm_up, printed_ns, line.
+    Lines of DeepSpeed before an iteration of Megatron-LM are the same step. ``micro_steps``,
+    without whole steps: the same of micro-steps.
+    ``throughput``: global_step, micro_step, samples_per_s, mean_samples_per_s, tokens_per_s.
     """
     lines = wide(rows, _TIMERS, {"time_ns": pl.Int64}).drop_nulls("time_ns")
-    iterations = wide(rows, _TIMERS, {"iteration": pl.Int64, "tflops": pl.Float64})
+    iterations = wide(rows, _TIMERS, _OF_ITERATION)
     lines = lines.with_columns(of_step=_of_step())
     of_steps = lines.filter("of_step")
     steps, unused = _steps(of_steps, iterations)
     micro = of_steps.with_columns(pl.col("name").str.strip_suffix("_microstep"))
     micro_steps = _steps(micro, iterations)[0] if steps.is_empty() else steps.clear()
     timers = _statistics(lines, steps)
-    speed = wide(rows, _THROUGHPUT, _NUMBERS).drop_nulls("samples_per_s")
+    speed = wide(rows, _THROUGHPUT, _NUMBERS).filter(
+        pl.any_horizontal(pl.col("samples_per_s", "tokens_per_s").is_not_null())
+    )
     speed = speed.select("rank", "path", *_NUMBERS, "printed_ns", "line")
     if lines.is_empty() and speed.is_empty():
         return None
@@ -106,7 +116,9 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     sums = _sums(steps, counted, speed)
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(counted, "step") or _verdict(micro_steps, "micro-step") or _throughput(sums),
+        _verdict(counted, "step")
+        or _verdict(micro_steps, "micro-step")
+        or sentences(_throughput(sums), _evaluations(lines)),
         tuple(_notes(lines, sums["warm_up_count"], unused)),
         sums,
         partial(_charts, counted),
@@ -132,9 +144,7 @@ def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame
     rows = lines.agg(*columns, pl.col("printed_ns").first(), pl.col("line").max())
     sums = pl.sum_horizontal(["forward_ns", "backward_ns", "optimizer_ns"], ignore_nulls=False)
     whole = rows.with_columns(duration_ns=pl.coalesce("iteration_ns", sums))
-    whole = left_join(
-        whole, iterations.select(*keys, "iteration", "tflops").drop_nulls("iteration"), keys
-    )
+    whole = left_join(whole, iterations.select(*keys, *_OF_ITERATION).drop_nulls("iteration"), keys)
     used = _once(whole.filter(pl.col("duration_ns") > 0), names).with_columns(
         number=pl.int_range(pl.len()).over("rank", "path", "block")
     )
@@ -142,7 +152,7 @@ def _steps(timers: pl.DataFrame, iterations: pl.DataFrame) -> tuple[pl.DataFrame
     first = (pl.col("number") == 0) & (pl.len().over("rank", "path", "block") > 1)
     return used.select(
         "rank", "path", pl.coalesce("iteration", "number").alias("number"), "duration_ns", *names,
-        "tflops",
+        "tflops", "mfu_frac",
         warm_up=first & (pl.col("duration_ns") > _WARM_UP * median),
         printed_ns="printed_ns", line="line",
     ), rows.height - used.height  # fmt: skip
@@ -196,6 +206,7 @@ def _sums(steps: pl.DataFrame, counted: pl.DataFrame, speed: pl.DataFrame) -> di
         "min_ns": times.min(),
         "max_ns": times.max(),
         "samples_per_s": speed["samples_per_s"].median(),
+        "tokens_per_s": speed["tokens_per_s"].median(),
     }
 
 
@@ -217,16 +228,29 @@ def _verdict(counted: pl.DataFrame, what: str) -> str:
     )
     ns, label = next((one for one in longest if 2 * one[0] > whole), (0, ""))
     most = f", most of it {label} ({format_frac(ns / whole)})" if ns else ""
-    return f"A {what} takes {format_ns(times.median())} (median){most}."  # type: ignore[arg-type]
+    mfu = counted["mfu_frac"].drop_nulls()
+    used = f" MFU: {format_frac(mfu.median())}." if mfu.len() else ""  # type: ignore[arg-type]
+    return f"A {what} takes {format_ns(times.median())} (median){most}.{used}"  # type: ignore[arg-type]
 
 
 def _throughput(sums: dict[str, Any]) -> str:
-    rate = sums["samples_per_s"]
-    return "" if rate is None else f"Throughput: {rate:,.4g} samples/s (median)."
+    named = ((sums[f"{what}_per_s"], what) for what in ("samples", "tokens"))
+    rate, what = next((one for one in named if one[0] is not None), (None, ""))
+    return "" if rate is None else f"Throughput: {rate:,.5g} {what}/s (median)."
+
+
+def _evaluations(lines: pl.DataFrame) -> str:
+    """Return a sentence on the evaluations within a training that take much of its time."""
+    whole = lines.filter(pl.col("name") == _TRAINING)
+    within = lines.filter(pl.col("name") == _EVALUATION, pl.col("line") < (whole["line"].max() or 0))
+    frac = int(within["time_ns"].sum()) / max(int(whole["time_ns"].sum()), 1)
+    is_much = whole.height == 1 and _MANY_EVALUATIONS <= frac <= 1
+    count = format_count(within.height, "evaluation")
+    return f"{count} took {format_frac(frac)} of the time of training." if is_much else ""
 
 
 def _notes(lines: pl.DataFrame, warm: int, unused: int) -> Iterator[str]:
-    if lines.height:
+    if {*lines["name"]} - {*_ITERATIONS, _TRAINING, _EVALUATION}:
         yield _OF_SUMS if lines.select(_SUMMED.any()).item() else _NOTE
     if warm:
         yield f"Not counted: {format_count(warm, 'line')} of timers of warm-up."

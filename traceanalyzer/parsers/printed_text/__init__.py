@@ -16,7 +16,7 @@ from traceanalyzer.vocabulary import PRINTED_TEXT
 #: What identifies each form, and the log of a job that runs DeepSpeed.
 _MARKS = re.compile(
     rb"(?:"
-    rb"\bName[ \t]{2,200}+(?:Overload Name[ \t]{2,200}+)?Self CPU (?:total )?%"
+    rb"\bName(?:[ \t|]{2,200}+|[\t|])(?:Overload Name[ \t|]{1,200}+)?Self CPU (?:total )?%"
     rb"|\| {5,40}+PyTorch \w{2,15} memory summary, device ID \d"
     rb"|^[ \t]*+Memory requirement: [\d.]{1,20} MB"
     rb"|\bTried to allocate \d[\d.]{0,15} \w{3,5}[ .(][^\n]{1,60} total capacity"
@@ -27,6 +27,9 @@ _MARKS = re.compile(
     rb"|\bMA [\d.]{1,15} GB {1,20}Max_MA [\d.]{1,15} GB"
     rb"|\bcomm op: [\w.\-]{1,80} \|"
     rb"|\bComm\. Op[ \t]{2,40}Message Size[ \t]{2,40}Count"
+    rb"|\bstep: {1,9}\d{1,15} [^\n]{1,160}?\b[tw]ps: \d"
+    rb"|\biter \d{1,15}\b[: |][^\n]{1,160}?\btime:? [\d.]{1,20} ?m?s\b"
+    rb"|\{'[^\n]{0,2000}?'?(?:train|eval)\w{0,80}?_runtime': '?\d"
     rb"|\[Rank \d{1,6}\] DeepSpeed info: version="
     rb")",
     re.MULTILINE,
@@ -45,7 +48,7 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
 FORMAT: Format = Format(
     name=PRINTED_TEXT,
     suffixes=(".dat", ".log", ".out", ".txt"),
-    description="texts of PyTorch (key_averages, memory_summary), DeepSpeed and Megatron-LM",
+    description="texts of PyTorch (key_averages, memory_summary), DeepSpeed, Megatron-LM, others",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.printed_text.reader:parse"),
     priority=43,

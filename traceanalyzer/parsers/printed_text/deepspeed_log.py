@@ -1,4 +1,8 @@
-"""Lines that DeepSpeed logs (timers, throughput, memory, communication), and Megatron-LM's."""
+"""Lines that DeepSpeed logs (timers, throughput, memory, communication), and those of others.
+
+Megatron-LM, TorchTitan, nanoGPT, LitGPT and the Trainer of Hugging Face print less. TorchTitan
+prints no time of a step: it is that between two of its lines, divided by the steps between.
+"""
 
 import re
 
@@ -20,6 +24,19 @@ _OF_PIPELINE = re.compile(
 )
 _RATE = re.compile(r"\(TFLOP/s/GPU\): ([\d.]{1,20})")
 _TIMER = re.compile(r"([^\s:|][^:|]{0,80}): (-?\d+(?:\.\d+)?)\s*$")
+_TITAN = re.compile(
+    r"\bstep: {1,9}(?P<step>\d{1,15}) .{1,160}?\bmemory: {1,9}(?P<memory>[\d.]{1,15})GiB\(.{1,9}?\)"
+    r" {1,9}[tw]ps: (?P<tokens>[\d,.]{1,20})(?: {1,9}tflops: (?P<tflops>[\d,.]{1,20}))?"
+    r"(?: {1,9}mfu: (?P<mfu>[\d.]{1,9})%)?"
+)
+_NANO = re.compile(
+    r"\biter (?P<step>\d{1,15})\b(?=[: |]).{1,160}?\btime:? (?P<time>[\d.]{1,20} ?m?s)\b"
+    r"(?:, mfu (?P<mfu>[\d.]{1,9})%)?"
+)
+_TRAINER = re.compile(
+    r"\{.{0,2000}?'(train|eval)\w{0,80}?_runtime': '?([\d.]{1,20})"
+    r"(?:'?, 'train_samples_per_second': '?([\d.]{1,20}))?"
+)
 _THROUGHPUT = re.compile(
     r"epoch=\d+/micro_step=(?P<micro_step>\d{1,15})/global_step=(?P<global_step>\d{1,15}),"
     r" RunningAvgSamplesPerSec=(?P<mean_samples_per_s>[\d.eE+-]{1,30}),"
@@ -77,6 +94,7 @@ class Reader:
         self._iteration: tuple[int, int] | None = None
         self._are_sums = False
         self._columns: list[str] = []
+        self._step: tuple[int, int] | None = None
         self._op: str | None = None
         self._since_size = 0
 
@@ -94,6 +112,7 @@ class Reader:
             or self._memory(line)
             or self._call(line)
             or self._summary(line)
+            or self._of_others(line)
         )
 
     def remember(self, line: Line) -> None:
@@ -148,6 +167,38 @@ class Reader:
         speed = {"global_step": step, "samples_per_s": number(match["samples_per_s"])}
         self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, speed)
         return True
+
+    def _of_others(self, line: Line) -> bool:
+        """Read a line of TorchTitan, nanoGPT, LitGPT or Hugging Face's Trainer."""
+        if match := _TRAINER.search(line.text):
+            speed = {"time_ns": nanoseconds(f"{match[2]} s")}
+            self.rows.add(TIMERS, self._place(TIMERS), line, speed, name=f"{match[1]}_runtime")
+            speed = {"samples_per_s": number(match[3] or "")}
+            self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, speed)
+            return True
+        if (match := _TITAN.search(line.text) or _NANO.search(line.text)) is None:
+            return False
+        texts = {name: (text or "").replace(",", "") for name, text in match.groupdict().items()}
+        place, step, mfu = self._place(TIMERS), int(texts["step"]), number(f"{texts['mfu']}e-2")
+        speed = {"iteration": step, "tflops": number(texts.get("tflops", "")), "mfu_frac": mfu}
+        self.rows.add(TIMERS, place, line, speed)
+        time = nanoseconds(texts["time"]) if "time" in texts else self._since(step, line.printed_ns)
+        self.rows.add(TIMERS, place, line, {"time_ns": time}, name="step time")
+        if "tokens" in texts:
+            speed = {"tokens_per_s": number(texts["tokens"]), "global_step": step}
+            self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, speed)
+            memory = {"reserved_peak_bytes": size(f"{texts['memory']} GB")}
+            self.rows.add(MEMORY, self._place(MEMORY), line, memory, name=f"step {step}")
+        return True
+
+    def _since(self, step: int, now_ns: int | None) -> float | None:
+        """Return the time per step since the last line; None if that is of this step, too."""
+        last, then_ns = self._step or (step, 0)
+        if now_ns is None or (step == last and then_ns):
+            return None
+        self._step = step, now_ns
+        is_known = step > last and now_ns > then_ns
+        return float(round((now_ns - then_ns) / (step - last))) if is_known else None
 
     def _throughput(self, line: Line) -> bool:
         match = _THROUGHPUT.search(line.text)

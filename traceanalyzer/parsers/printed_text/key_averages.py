@@ -1,7 +1,8 @@
 """``key_averages().table()`` of torch.profiler: one row per operator.
 
 The dashes below the header give the positions of the columns, by which every row is cut: names
-contain blanks. With stacks, a row goes on in further lines that have only a location.
+contain blanks. With stacks, a row goes on in further lines that have only a location. Cells between
+``|`` (Markdown) or tabs (copied from a spreadsheet) are cut there; such a table has no last rule.
 """
 
 import re
@@ -12,7 +13,7 @@ from traceanalyzer.parsers.printed_text.lines import Line, Rows, count, nanoseco
 FORM = "key_averages"
 
 _RULE = re.compile(r" *+-{2,}+(?: {2}-{2,}+){3,} *+")
-_HEADER = re.compile(r"\s*Name\b.*(?:# of Calls|Number of Calls)")
+_HEADER = re.compile(r"[\s|]*Name\b(?:\s*(?P<separator>[|\t]))?.*(?:# of Calls|Number of Calls)")
 _FOOTER = re.compile(r"\s*(?:Self )?(CPU|[A-Z]\w*) time total: (\S+)\s*$")
 #: Lines without a row after which a table without its end counts as truncated.
 _MOST_OTHERS = 200
@@ -52,7 +53,7 @@ class Reader:
         self.rows = rows
         self._spans: list[tuple[int, int]] = []
         self._headings: list[str] = []
-        self._state, self._head = "outside", ""
+        self._state, self._head, self._separator = "outside", "", ""
         self._block, self._row, self._others = 0, 0, 0
         self._pending: tuple[Line, list[str], list[str]] | None = None
 
@@ -65,9 +66,12 @@ class Reader:
         """Read a line; return whether it belongs to a table."""
         if line.text.endswith(("-", "- ", "-  ")) and _RULE.fullmatch(line.text):
             return self._dashes(line.text)
-        if _HEADER.match(line.text):
+        if match := _HEADER.match(line.text):
             self.close(line)
             self._head, self._state = line.text, "header"
+            self._separator = match["separator"] or ""
+            if self._separator:
+                self._begin(self._cells(line.text))
             return True
         if self._state == "footer":
             return self._footer(line)
@@ -76,7 +80,7 @@ class Reader:
     def close(self, line: Line) -> None:
         """End the text: a table without its last rule is truncated."""
         self._flush()
-        if self._state in ("header", "rows"):
+        if self._state in ("header", "rows") and not self._separator:
             self.rows.note("data_loss", "truncated-table", line)
         self._state = "outside"
 
@@ -94,28 +98,42 @@ class Reader:
         self._spans = spans
         # until PyTorch 1.5, headings are wider than their columns
         headings = re.split(r" {2,}", head.strip()) if is_left else self._cells(head)
+        self._begin(headings if len(headings) == len(spans) else [])
+
+    def _begin(self, headings: list[str]) -> None:
         self._headings = [heading.strip() for heading in headings]
         known = any(_general(heading) in _COLUMNS for heading in self._headings)
-        self._state = "rows" if known and len(self._headings) == len(spans) else "outside"
-        if self._state == "rows":
+        self._state = "rows" if known else "outside"
+        if known:
             self._block, self._row, self._others = self.rows.block(), 0, 0
 
     def _cells(self, text: str) -> list[str]:
         """Cut a line at the columns; the last one extends to the end of the line."""
+        if self._separator:
+            framed = text.strip(" ")
+            if framed.startswith("|"):
+                framed = framed[1:].removesuffix("|")
+            return framed.split(self._separator)
         cells = [text[start:end] for start, end in self._spans[:-1]]
         return [*cells, text[self._spans[-1][0] :]]
 
     def _table_row(self, line: Line) -> bool:
         text = line.text
-        if not text.strip():
+        if self._separator and self._separator not in text:
+            self._flush()
+            self._state = "footer"
+            return self._footer(line)
+        if not text.strip(" \t|:-" if self._separator else None):  # Markdown's rule, too
             return self._pending is not None
-        blank = text[: self._spans[-2][0]].strip() == "" and len(text) > self._spans[-2][0]
+        cells = self._cells(text)
+        blank = not "".join(cells[:-2]).strip()
         if blank and self._pending is not None and _STACK in self._headings:
             if len(self._pending[2]) < _MOST_LINES:
-                self._pending[2].append(text.strip())
+                self._pending[2].append("".join(cells[-2:]).strip())
             return True
-        aligned = all(not text[end : end + 2].strip() for _, end in self._spans[:-1])
-        cells = self._cells(text)
+        aligned = len(cells) == len(self._headings) and (
+            self._separator or all(not text[end : end + 2].strip() for _, end in self._spans[:-1])
+        )
         values = self._values(cells) if aligned else {}
         if values.get("calls") is None:
             return self._no_row(line, text)

@@ -22,7 +22,7 @@ from traceanalyzer.vocabulary import PRINTED_TEXT
 _WORTH = re.compile(
     r"----|(?:#|Number) of Calls|time \(ms\)|/global_step=|Max_MA|CPU Virtual|comm op:|Comm\. Op"
     r"|[Mm]emory (?:summary|requirement|\(MB\))|Flops Profiler|per iteration|iter time"
-    r"|Tried to allocate"
+    r"|Tried to allocate|\b[tw]ps: |\biter \d|_runtime'"
 )
 #: Forms that users print, on any rank.
 _BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM, memory_summary.ERROR)
@@ -57,8 +57,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         raise MalformedInput(
             source.path,
             "no table of PyTorch or DeepSpeed in this text",
-            hint="key_averages().table(), memory_summary(), and DeepSpeed's flops profile, timers, "
-            "memory and communication lines are read",
+            hint="key_averages().table(), memory_summary(), DeepSpeed's flops profile, timers, "
+            "memory and communication lines, and steps of TorchTitan and nanoGPT are read",
         )
     rank = rank_from_name(source.path)
     table = table.with_columns(pl.col("rank").fill_null(pl.lit(rank, pl.Int32)))
