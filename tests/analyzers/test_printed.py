@@ -465,7 +465,7 @@ def test_lines_on_speed(text: str, times: list[int], samples: float | None, tmp_
     names = ("duration_ns", "median_ns")
     assert result.to_polars(table)[names[samples is not None]].to_list() == times
     assert result.view().scalars["samples_per_s"] == samples
-    assert ("30.0 % of the time of training" in result.verdict) == (samples is not None)
+    assert ("30.0 % of the training" in result.verdict) == (samples is not None)
 
 
 @pytest.mark.parametrize("cells", ["| {} |", "{}"])

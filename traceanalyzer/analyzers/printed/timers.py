@@ -242,11 +242,11 @@ def _throughput(sums: dict[str, Any]) -> str:
 def _evaluations(lines: pl.DataFrame) -> str:
     """Return a sentence on the evaluations within a training that take much of its time."""
     whole = lines.filter(pl.col("name") == _TRAINING)
-    within = lines.filter(pl.col("name") == _EVALUATION, pl.col("line") < (whole["line"].max() or 0))
+    until = whole["line"].max() or 0
+    within = lines.filter(pl.col("name") == _EVALUATION, pl.col("line") < until)
     frac = int(within["time_ns"].sum()) / max(int(whole["time_ns"].sum()), 1)
-    is_much = whole.height == 1 and _MANY_EVALUATIONS <= frac <= 1
-    count = format_count(within.height, "evaluation")
-    return f"{count} took {format_frac(frac)} of the time of training." if is_much else ""
+    text = f"{format_count(within.height, 'evaluation')} took {format_frac(frac)} of the training."
+    return text if whole.height == 1 and _MANY_EVALUATIONS <= frac <= 1 else ""
 
 
 def _notes(lines: pl.DataFrame, warm: int, unused: int) -> Iterator[str]:
