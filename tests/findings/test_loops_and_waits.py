@@ -135,8 +135,11 @@ def test_threads_without_cpus(times: Callable[[int, int], float], least: float) 
         on_cpu(lambda step, n: 100 if (step, n) == (2, 5) else 1),
         on_cpu(lambda step, n: (8 if (3 * n + step) % 4 else 1) / 30),
         on_cpu(lambda step, n: 8 if (3 * n + step) % 4 else 1, kernel=True),
+        on_cpu(lambda step, n: 8 if (n // 15 + step) % 4 else 1 + n % 2),
+        on_cpu(lambda step, n: 1 + (7 * (n // 6) + 5 * step) % 11),
+        on_cpu(lambda step, n: (1 + n % 3) * (1 + (5 * (n // 4) + 3 * step) % 7)),
     ],
-    ids=["equal", "larger inputs", "one stall", "short", "a GPU"],
+    ids=["equal", "larger inputs", "one stall", "short", "a GPU", "lengths", "experts", "samples"],
 )
 def test_other_differences_are_no_lack_of_cpus(one: Trace) -> None:
     assert not judged("contended-cpus", one)

@@ -106,6 +106,7 @@ def _slow_collectives(result: CommOutliers, answers: Answers) -> Iterator[Measur
         confidence="high" if result.has_all_ranks else "low",
         step=answers.time.only_step(losses) or (worst["step"] if slow.height == 1 else None),
         intervals=intervals_of(losses),
+        explained=answers.without_cpus,
     )
 
 

@@ -555,7 +555,10 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         ranks=(rank,) if keeps_its_work(answers, rank, by_cause) else (),
         step=time.only_step(waits),
         intervals=intervals_of(waits),
-        explained=explained | {"uneven-steps": share_in_slow_steps(answers, rank, waits)} | experts,
+        explained=explained
+        | {"uneven-steps": share_in_slow_steps(answers, rank, waits)}
+        | experts
+        | answers.without_cpus,
     )
 
 

@@ -68,33 +68,40 @@ def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
 
 @rule(
     "steps",
-    "a process without a GPU whose threads lack CPUs: in every step many operators take far longer "
-    "than the same calls in another step",
+    "a process without a GPU whose threads seem to lack CPUs: in every step many operators take "
+    "far longer than the same calls in another step, independently of the calls next to them",
     "time above that of the same calls in the step in which each is fastest, as a share of the "
     "time of all steps",
     {"info": 0.1, "warning": 0.3},
 )
 def _contended_cpus(result: Steps, _: Answers) -> Iterator[Measured]:
-    for row in () if result.contended is None else result.contended.iter_rows(named=True):
-        more, steps = row["ns"] - row["steps"] * row["fast_ns"], row["steps"]
-        # operators of several threads run at the same time
-        share = min(more / row["steps_ns"], 1 - row["fast_ns"] / row["least_ns"])
-        least = row["least_ns"] / row["fast_ns"]
-        yield Measured(
-            size=share,
-            title=f"The threads of this process lack CPUs: in each step operators take at least "
-            f"{least:.1f} times as long as the same calls at their fastest ({format_frac(share)} "
-            "of step time).",
-            advice="Look for other processes on the CPUs (top, /proc/pressure/cpu) and for a CPU "
-            "quota (cpu.max, nr_throttled in cpu.stat), run fewer threads (OMP_NUM_THREADS, "
-            "torch.set_num_threads, loader workers), and record again on an idle machine: until "
-            "then the times of code say little.",
-            cost_ns=round(share * row["steps_ns"] / steps),
-            of="step time",
-            per="step",
-            rank=row["rank"],
-            confidence="medium",
-        )
+    rows = pl.DataFrame() if result.contended is None else result.contended
+    if rows.is_empty():
+        return
+    row = rows.sort(pl.col("least_ns") / pl.col("fast_ns"), "rank").row(-1, named=True)
+    more, steps = row["ns"] - row["steps"] * row["fast_ns"], row["steps"]
+    # operators of several threads run at the same time
+    share = min(more / row["steps_ns"], 1 - row["fast_ns"] / row["least_ns"])
+    several = f"{rows.height} processes" if rows.height > 1 else "this process"
+    yield Measured(
+        size=share,
+        title=f"The threads of {several} seem to lack CPUs: in each step operators take at least "
+        f"{row['least_ns'] / row['fast_ns']:.1f} times as long as the same calls at their fastest "
+        f"({format_frac(share)} of step time).",
+        evidence=(
+            "Calls are longer independently of those next to them; larger inputs change both.",
+            "Waits of threads for a CPU are not recorded.",
+        ),
+        advice="To confirm it, look for other processes on the CPUs (top, /proc/pressure/cpu) and "
+        "for a CPU quota (cpu.max, nr_throttled in cpu.stat). Run fewer threads (OMP_NUM_THREADS, "
+        "torch.set_num_threads, loader workers), and record again on an idle machine: until then "
+        "the times of code say little.",
+        cost_ns=round(share * row["steps_ns"] / steps),
+        of="step time",
+        per="step",
+        rank=row["rank"] if rows.height == 1 else None,
+        confidence="medium",
+    )
 
 
 @rule(

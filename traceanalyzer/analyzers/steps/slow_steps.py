@@ -446,6 +446,9 @@ def doubles(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 _COMPUTES, _LEAST_NS, _SEVERAL = r"^aten::", 20 * NS_PER_MS, 3
 #: Calls take so many times as long as their fastest ones in each step where threads lack CPUs.
 _CONTENDED = 2
+#: Calls from this time on depend on their inputs. They are longer as the next ones are from this
+#: correlation on (without CPUs: 0.03 to 0.08).
+_LARGE_NS, _ALIKE_CALLS = 20_000, 0.4
 _OF_CALLS = dict.fromkeys(("ns", "fast_ns", "least_ns", *_STEPS), pl.Int64)
 
 
@@ -455,6 +458,9 @@ def contended(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     The nth call of an operator on a thread is the same in all steps, if they have as many. Larger
     inputs, or a stall, make it longer in some steps: the fastest step then has the fastest calls.
     If each step has others, threads did not get a CPU whenever they needed one.
+
+    Inputs of other sizes (sequences, tokens of experts) change calls that follow each other alike;
+    a lack of CPUs delays some of them.
 
     Returns:
         One row at most: ns and ``fast_ns`` of these calls in all steps, and in one step if each
@@ -470,6 +476,11 @@ def contended(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     rows = rows.with_columns(fast=pl.col("ns").min().over(key)).filter(pl.len().over(key) == n)
     each = rows.group_by("number").agg(pl.col("ns", "fast").sum())
     if each.is_empty() or each["ns"].min() < max(_LEAST_NS, _CONTENDED * each["fast"][0]):
+        return none
+    large = rows.filter(pl.col("fast") >= _LARGE_NS)
+    longer = (pl.col("ns") / pl.col("fast")).log()
+    following = longer.shift(-1).over("number", "tid")
+    if not large.select(pl.corr(longer, following) < _ALIKE_CALLS).item():
         return none
     sums = {"ns": each["ns"].sum(), "fast_ns": each["fast"][0], "least_ns": each["ns"].min()}
     return pl.DataFrame([sums | _lengths(steps)], schema=_OF_CALLS)
