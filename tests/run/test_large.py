@@ -1,27 +1,44 @@
 """Tables of large inputs in temporary files."""
 
 import errno
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from processes import environment
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.kernels import compute
+from traceanalyzer.errors import OutputError
+from traceanalyzer.parsers import tables as spill
+from traceanalyzer.parsers.chrome_trace import arrays, columns
 from traceanalyzer.run import questions, read as reading
 from traceanalyzer.trace import Trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
-FILES = ("nsys/training.sqlite", "nsys/tables.sqlite", "rocpd/training.db")
+FILES = (
+    "nsys/training.sqlite",
+    "nsys/tables.sqlite",
+    "rocpd/training.db",
+    "nccl_8ranks/rank0.json.gz",
+    "transformer/rank0.json.gz",
+)
 
 
 @pytest.fixture(name="limits")
 def _limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat all files as large."""
     monkeypatch.setattr(reading, "_LEAST_EVENTS", 0)
-    monkeypatch.setattr(reading, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(spill, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(columns, "SPILLED_BYTES", 1)
+    monkeypatch.setattr(arrays, "PIECE_BYTES", 1 << 13)
     monkeypatch.setattr(compute, "_MANY_ROWS", 0)
 
 
@@ -46,28 +63,28 @@ FRAME = pl.DataFrame(
 
 
 def _columns_in_files() -> int:
-    return len(reading._files)
+    return len(spill._files)
 
 
 @pytest.mark.usefixtures("limits")
 def test_a_frame_is_the_same_in_files() -> None:
     before = _columns_in_files()
-    frame = reading.spilled(FRAME)
-    assert _columns_in_files() == before + 3  # number, real, small
-    reading.unload()
+    frame = spill.spilled(FRAME)
+    assert _columns_in_files() == before + 6  # all but same and none
+    spill.unload()
     assert_frame_equal(frame, FRAME)
-    sliced = reading.spilled(FRAME[1:])
+    sliced = spill.spilled(FRAME[1:])
     assert_frame_equal(sliced, FRAME[1:])
-    parts = reading.spilled(pl.concat([FRAME, FRAME], rechunk=False))
+    parts = spill.spilled(pl.concat([FRAME, FRAME], rechunk=False))
     assert_frame_equal(parts, pl.concat([FRAME, FRAME]))
 
 
 @pytest.mark.usefixtures("limits")
 def test_a_column_is_written_once_and_deleted_with_its_frame() -> None:
     before = _columns_in_files()
-    frame = reading.spilled(FRAME)
-    again = reading.spilled(frame.select("number", twice="real"))
-    assert _columns_in_files() == before + 3
+    frame = spill.spilled(FRAME)
+    again = spill.spilled(frame.select("number", "text", twice="real"))
+    assert _columns_in_files() == before + 6
     del frame, again
     assert _columns_in_files() == before
 
@@ -75,21 +92,68 @@ def test_a_column_is_written_once_and_deleted_with_its_frame() -> None:
 @pytest.mark.usefixtures("limits")
 def test_frames_in_lists_and_dataclasses() -> None:
     before = _columns_in_files()
-    moved = reading.spilled(Nested([FRAME], 3))
-    assert _columns_in_files() == before + 3
+    moved = spill.spilled(Nested([FRAME], 3))
+    assert _columns_in_files() == before + 6
     assert moved.number == 3
     assert_frame_equal(moved.frames[0], FRAME)
 
 
 @pytest.mark.usefixtures("limits")
-def test_without_space_a_column_stays_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays() -> None:
+    array = np.arange(5, dtype=np.uint16)
+    before = _columns_in_files()
+    moved = spill.spilled(array)
+    assert _columns_in_files() == before + 1
+    assert moved.tolist() == array.tolist()
+    assert spill.Growing(np.int64).whole().size == 0
+
+
+@pytest.mark.usefixtures("limits")
+def test_without_space_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(reading, "TemporaryFile", full)
     before = _columns_in_files()
-    assert_frame_equal(reading.spilled(FRAME), FRAME)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    for value in (FRAME, np.arange(3)):
+        with pytest.raises(OutputError, match=r"no space left on device.* MB .*--temp DIR"):
+            spill.spilled(value)
+    with pytest.raises(OutputError, match="--temp DIR"):
+        ta.diagnose(FIXTURES / FILES[-1])
     assert _columns_in_files() == before
+
+
+#: Analyses a trace whose tables are in files, and waits when they are.
+_STOPPED = """
+import sys, time
+from traceanalyzer.parsers import tables as spill
+from traceanalyzer.cli.main import status
+from traceanalyzer.parsers.chrome_trace import columns, assemble
+columns.SPILLED_BYTES = spill._LEAST_BYTES = 1
+def stop(self):
+    print(len(spill._files), flush=True)
+    time.sleep(30)
+assemble.Assembler._launch_configs = stop
+status(["diagnose", "-q", "--temp", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_a_process_that_ends(stop: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _STOPPED, tmp_path, FIXTURES / FILES[-1]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) > 10
+        in_folder = [path for path in files_of(process.pid) if path.is_relative_to(tmp_path)]
+        process.send_signal(stop)
+    assert in_folder
+    assert not [*tmp_path.iterdir()]
+
+
+def files_of(pid: int) -> set[Path]:
+    """Return the files that a process has in memory."""
+    lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines()
+    return {Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/")}
 
 
 @pytest.fixture(name="in_files")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -67,6 +68,14 @@ def _input_format(context: click.Context, _option: click.Parameter, name: str | 
             "the input)"
         )
     return name
+
+
+def _temporary(_context: click.Context, _option: click.Parameter, folder: str | None) -> None:
+    """Set the folder for temporary files of this process and its workers."""
+    if folder:
+        import tempfile
+
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 #: Most digits of a number of rows, and most characters of a wrong one in its error.
@@ -305,6 +314,14 @@ _FILE_OPTIONS = (
         metavar="TIME",
         callback=_duration,
         help="Ignore events that start at TIME or later.",
+    ),
+    click.option(
+        "--temp",
+        metavar="DIR",
+        type=click.Path(exists=True, file_okay=False, writable=True, resolve_path=True),
+        expose_value=False,
+        callback=_temporary,
+        help="Folder for temporary files, of large inputs about half their size. Default: TMPDIR.",
     ),
     click.option("-q", "--quiet", is_flag=True, help="No progress bar, no data-loss summary."),
 )

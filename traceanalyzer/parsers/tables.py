@@ -1,19 +1,28 @@
-"""Tables that several formats need: events in order, and sampled stacks."""
+"""Tables of all formats: events in order, sampled stacks, and tables in temporary files."""
 
-from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
+import mmap
+import sys
+import tempfile
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
+from traceanalyzer.errors import OutputError
 from traceanalyzer.frames.stacks import NONE, Tree
+from traceanalyzer.machine import give_back
 
 Ints = npt.NDArray[np.int64]
 Order = npt.NDArray[np.uint32]
+Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 #: Frames converted and times compared per batch, to limit memory.
 _AT_ONCE, _COMPARED_AT_ONCE = 1 << 16, 1 << 20
@@ -204,3 +213,129 @@ def lanes_table(lanes: Lanes, rank: int | None) -> pl.DataFrame:
 
 def _child_of(parent: int | None) -> str | None:
     return None if parent is None else f"child of {parent}"
+
+
+# --- tables in temporary files ----------------------------------------------------------------
+#
+# Only what an analysis uses of them is in memory. A file has no name in the temporary folder
+# (``--temp``, ``TMPDIR``): the system deletes it with its column, and when the process ends or is
+# killed.
+
+#: Smaller columns stay in memory.
+_LEAST_BYTES = 1 << 20
+#: Temporary files of columns, with their addresses in memory.
+_files: WeakKeyDictionary[mmap.mmap, range] = WeakKeyDictionary()
+_growing: WeakSet["Growing"] = WeakSet()
+
+
+class Growing:
+    """An array that is written to a temporary file piece by piece."""
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        self.dtype, self.size = np.dtype(dtype), 0
+        _growing.add(self)
+        with _explained():
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until the array is complete
+        finalize(self, self._file.close)
+
+    def add(self, part: Array) -> None:
+        """Append elements.
+
+        Raises:
+            OutputError: there is no space.
+        """
+        self.size += part.nbytes
+        with _explained():
+            self._file.write(np.ascontiguousarray(part, self.dtype).data)
+
+    def whole(self) -> Array:
+        """Return the array; nothing can be appended any more."""
+        if not self.size:
+            return np.empty(0, self.dtype)
+        with _explained(), self._file as file:
+            file.flush()
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        array = np.frombuffer(memory, self.dtype)
+        _files[memory] = range(array.ctypes.data, array.ctypes.data + self.size)
+        _growing.discard(self)
+        return array
+
+
+def spilled(value: T) -> T:
+    """Return a value whose large columns are in temporary files.
+
+    Args:
+        value: an array, a frame, or a list or dataclass of frames.
+
+    Raises:
+        OutputError: there is no space.
+    """
+    changed: Any = value
+    if isinstance(value, pl.DataFrame):
+        changed = value.with_columns(_placed(one) for one in value if _is_large(one))
+    elif isinstance(value, np.ndarray):
+        if value.nbytes >= _LEAST_BYTES:
+            growing = Growing(value.dtype)
+            growing.add(value)
+            changed = growing.whole()
+    elif isinstance(value, list):
+        changed = [*map(spilled, value)]
+    elif is_dataclass(value) and not isinstance(value, type):
+        parts = {one.name: spilled(getattr(value, one.name)) for one in fields(value) if one.init}
+        changed = replace(value, **parts)
+    return cast("T", changed)
+
+
+def unload() -> None:
+    """Free the memory of what was loaded from the files; it is loaded again where it is used."""
+    if sys.platform == "linux" and _files:
+        for file in list(_files):
+            file.madvise(mmap.MADV_DONTNEED)
+        give_back()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn an error of the temporary folder into one line, with the bytes that are needed."""
+    try:
+        yield
+    except OSError as error:
+        needed = sum(map(len, _files.values())) + sum(one.size for one in _growing)
+        raise OutputError(
+            f"{tempfile.tempdir or 'temporary files'}: {(error.strerror or str(error)).lower()} "
+            f"({needed / 1e6:,.0f} MB and more are needed for tables); pass --temp DIR or set "
+            "TMPDIR to a folder with enough space"
+        ) from error
+
+
+def _is_large(column: pl.Series) -> bool:
+    return column.estimated_size() >= _LEAST_BYTES and not column.dtype.is_nested()
+
+
+def _placed(column: pl.Series) -> pl.Series | pl.Expr:
+    """Return a column in a file; if all values are equal, that value, which takes no memory."""
+    kind = column.dtype
+    if column.eq_missing(column[0]).all():
+        return pl.lit(column[0], kind).alias(column.name)
+    if not isinstance(kind, pl.Categorical | pl.Enum):
+        return _mapped(column)
+    # before polars 2 it would be copied
+    return _mapped(column.to_physical()).cat.to(kind) if hasattr(column.cat, "to") else column
+
+
+def _mapped(column: pl.Series) -> pl.Series:
+    import pyarrow as pa  # takes time and memory
+
+    array = column.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
+    buffers, starts = array.buffers(), [0]
+    if any(buffers[1].address in place for place in _files.values()):
+        return column
+    file = Growing(np.uint8)
+    for buffer in buffers:
+        file.add(np.frombuffer(buffer or b"", np.uint8))
+        file.add(np.zeros(-file.size % 64, np.uint8))
+        starts.append(file.size)
+    whole = pa.py_buffer(file.whole())
+    places = [one and whole.slice(low, one.size) for one, low in zip(buffers, starts, strict=False)]
+    moved = pa.Array.from_buffers(array.type, len(array), places, array.null_count, array.offset)
+    return pl.Series(column.name, moved)

@@ -4,15 +4,11 @@ The tables of a large trace are in temporary files: only what an analysis uses o
 """
 
 import json
-import mmap
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
-from tempfile import TemporaryFile
-from typing import Any, Literal, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Literal, TypeVar
 
 import polars as pl
 from polars.exceptions import PanicException
@@ -31,6 +27,7 @@ from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
 from traceanalyzer.parsers.contract import Format, Selection, bounded
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.parsers.tables import spilled, unload
 from traceanalyzer.trace import Meta, PathLike, Trace
 from traceanalyzer.units import one_of
 from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
@@ -41,11 +38,8 @@ _LAST = (1 << 63) - 1
 T = TypeVar("T")
 #: Ranks of files of at least this size are read apart.
 _LARGE_BYTES = 1 << 28
-#: Traces of fewer events, and smaller columns, stay in memory.
-_LEAST_EVENTS = 4_000_000
-_LEAST_BYTES = 1 << 20
-#: Temporary files of columns, with their addresses in memory.
-_files: WeakKeyDictionary[mmap.mmap, range] = WeakKeyDictionary()
+#: Traces of fewer events stay in memory.
+_LEAST_EVENTS = 1_000_000
 
 
 def read(
@@ -383,66 +377,3 @@ def in_files(trace: Trace) -> Trace:
     object.__setattr__(changed, "_computed", _Computed())
     unload()
     return changed
-
-
-def spilled(value: T) -> T:
-    """Return a value whose large columns of numbers are in temporary files.
-
-    A file has no name, and is deleted with its column. If there is no space, the column stays in
-    memory.
-
-    Args:
-        value: a frame, or a list or dataclass of frames.
-    """
-    changed: Any = value
-    if isinstance(value, pl.DataFrame):
-        changed = value.with_columns(_placed(one) for one in value if _is_large(one))
-    elif isinstance(value, list):
-        changed = [*map(spilled, value)]
-    elif is_dataclass(value) and not isinstance(value, type):
-        parts = {one.name: spilled(getattr(value, one.name)) for one in fields(value) if one.init}
-        changed = replace(value, **parts)
-    return cast("T", changed)
-
-
-def unload() -> None:
-    """Free the memory of what was loaded from the files; it is loaded again where it is used."""
-    if sys.platform == "linux" and _files:
-        for file in list(_files):
-            file.madvise(mmap.MADV_DONTNEED)
-        give_back()
-
-
-def _is_large(column: pl.Series) -> bool:
-    return column.estimated_size() >= _LEAST_BYTES and not column.dtype.is_nested()
-
-
-def _placed(column: pl.Series) -> pl.Series | pl.Expr:
-    """Return a column in a file if it is of numbers; if all values are equal, that value."""
-    if column.eq_missing(column[0]).all():
-        return pl.lit(column[0], column.dtype).alias(column.name)
-    return _mapped(column) if column.dtype.is_numeric() else column
-
-
-def _mapped(column: pl.Series) -> pl.Series:
-    import pyarrow as pa  # takes time and memory
-
-    array = column.rechunk().to_arrow()
-    buffers, starts = array.buffers(), [0]
-    if any(buffers[-1].address in place for place in _files.values()):
-        return column
-    try:
-        with TemporaryFile() as file:
-            for buffer in buffers:
-                file.write(buffer or b"")
-                file.write(bytes(-file.tell() % 64))
-                starts.append(file.tell())
-            file.flush()
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError:
-        return column
-    whole = pa.py_buffer(memory)
-    _files[memory] = range(whole.address, whole.address + whole.size)
-    places = [one and whole.slice(low, one.size) for one, low in zip(buffers, starts, strict=False)]
-    moved = pa.Array.from_buffers(array.type, len(array), places, array.null_count, array.offset)
-    return pl.Series(column.name, moved)

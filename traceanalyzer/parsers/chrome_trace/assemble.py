@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
 from traceanalyzer.parsers.chrome_trace.decode import NULL, NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.points import MEMORY, flow_table, paired_columns
 from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.parsers.tables import Order, time_order
+from traceanalyzer.parsers.tables import Order, T, spilled, time_order, unload
 from traceanalyzer.trace import overlaps
 
 _KINDS = pl.Series(vocabulary.KINDS, dtype=schema.KIND)
@@ -61,6 +62,7 @@ class Assembler:
         self.of = collected
         self.selection = selection
         self.rank = rank
+        self.kept: Callable[[T], T] = _in_file if collected.in_files else _same
         self.paired, self.pairs = paired_columns(collected)
         for code, count in self.paired.issues.items():
             collected.issues.note(code, -1, count)
@@ -80,9 +82,12 @@ class Assembler:
         self.correlation = slices.whole("correlation")  # of complete events
         self.complete_until = self._complete_until() if is_cut else None
         order = time_order(self.ts, self._lengths, self.file_order)
-        self.order = np.arange(len(self.ts), dtype=np.uint32) if order is None else order
-        self.row_of = np.empty(len(self.order), dtype=np.uint32)
-        self.row_of[self.order] = np.arange(len(self.order), dtype=np.uint32)
+        rows = np.arange(len(self.ts), dtype=np.uint32)
+        self.order = rows if order is None else self.kept(order)
+        row_of = np.empty(len(self.order), dtype=np.uint32)
+        row_of[self.order] = rows
+        self.row_of = self.kept(row_of)
+        del order, rows, row_of
         self._sort()
         self._drop_lines_at_start()
 
@@ -101,7 +106,7 @@ class Assembler:
             if len(self.order) > _MANY:
                 give_back()
             if table not in self.selection.unused:
-                frames[table] = build()
+                frames[table] = self.kept(build())
         return frames
 
     # --- rows of events --------------------------------------------------------------------
@@ -137,7 +142,7 @@ class Assembler:
         """Sort all columns into the order of ``events``, one at a time to save memory."""
         self.file_order = self.file_order[:0]
         for name in ("ts", "dur", "category", "name", "kind", "pid", "tid"):
-            setattr(self, name, getattr(self, name)[self.order])
+            setattr(self, name, self.kept(getattr(self, name)[self.order]))
 
     def _drop_lines_at_start(self) -> None:
         """Drop the line of Python functions that ran when PyTorch's profiler started.
@@ -164,7 +169,9 @@ class Assembler:
     def _with_pairs(self, name: str) -> Array:
         column = self.of.slices.whole(name)
         more = self.pairs.get(name)
-        return column if more is None else np.concatenate([column, more.astype(column.dtype)])
+        if more is None:
+            return column
+        return self.kept(np.concatenate([column, more.astype(column.dtype)]))
 
     def _kinds(self) -> npt.NDArray[np.uint8]:
         other = _KIND_CODE["other"]
@@ -228,31 +235,39 @@ class Assembler:
             self.of.issues.note("negative-duration", -1, negative)
 
     def _events(self) -> pl.DataFrame:
+        parts = [self.kept(pl.DataFrame(columns)) for columns in self._event_columns()]
+        return pl.concat(parts, how="horizontal")
+
+    def _event_columns(self) -> Iterator[dict[str, pl.Series]]:
+        """Yield the columns of ``events``, a few at a time."""
         height = len(self.order)
         on_device = np.isin(self.kind, _DEVICE_CODES)
-        columns: dict[str, pl.Series] = {
-            "ts": pl.Series(self.ts),
-            "dur": nullable(self.dur, pl.Int64),
+        yield {"ts": pl.Series(self.ts), "dur": nullable(self.dur, pl.Int64)}
+        yield {
             "kind": _KINDS.gather(self.kind),
             "category": cols.text_series(self.category, self.texts),
             "name": cols.text_series(self.name, self.texts),
+        }
+        yield {
             "rank": _constant(self.rank, height, pl.Int32),
             "pid": nullable(np.where(on_device, NULL, self.pid), pl.Int64),
             "tid": nullable(np.where(on_device, NULL, self.tid), pl.Int64),
-            **self._device(on_device),
-            **self._ids(),
-            **self._sizes(),
+        }
+        yield self._device(on_device)
+        yield self._ids()
+        yield self._sizes()
+        yield {
             "stack": _constant(None, height, pl.UInt32),
             "weight": _constant(None, height, pl.Float64),
         }
         if "args" in self.selection.columns:
-            columns["args"] = self._texts_of(self.of.args, self._pair_args())
+            yield {"args": self._texts_of(self.of.args, self._pair_args())}
         inputs = [name for name in cols.INPUTS if name in self.selection.columns]
         if inputs:
             self.input_rows = self.row_of[self.of.slices.whole("input_rows")]
             self.input_texts = pl.Series(list(self.of.texts), dtype=pl.String)
-            columns |= {name: self._input_texts(name) for name in inputs}
-        return pl.DataFrame(columns)
+        for name in inputs:
+            yield {name: self._input_texts(name)}
 
     def _ids(self) -> dict[str, pl.Series]:
         """Return correlation and external ids.
@@ -292,7 +307,7 @@ class Assembler:
         column: Ints = self._with_pairs(name)
         missing = column == NULL
         if missing.any():
-            column = np.where(missing, 0 if name == "pid" else self.pid, column)
+            column = self.kept(np.where(missing, 0 if name == "pid" else self.pid, column))
         return column
 
     def _device(self, on_device: npt.NDArray[np.bool_]) -> dict[str, pl.Series]:
@@ -429,6 +444,16 @@ class Assembler:
 
 
 _AXES = ("_x", "_y", "_z")
+
+
+def _in_file(value: T) -> T:
+    moved = spilled(value)
+    unload()
+    return moved
+
+
+def _same(value: T) -> T:
+    return value
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer.machine import give_back
 from traceanalyzer.parsers.chrome_trace.decode import NULL, Codes
+from traceanalyzer.parsers.tables import Growing
 
 Ints = npt.NDArray[np.int64]
 Codes32 = npt.NDArray[np.uint32]
@@ -24,6 +26,9 @@ Collective = tuple[
 Metadata = tuple[str, int, str | None, int, str | None, str]
 #: (ts, pid, its text, name, series, value)
 CounterValue = tuple[int, int, str | None, str, str, float]
+
+#: Columns are in temporary files from this size on, that of about 512 MB of text.
+SPILLED_BYTES = 1 << 27
 
 #: Greater than any time.
 NEVER = (1 << 63) - 1
@@ -131,14 +136,28 @@ class Batch(msgspec.Struct):
 class Columns:
     """Columns of one type of row for the whole file, appended batch by batch.
 
-    :meth:`whole` concatenates the ``parts`` of a column and frees them.
+    :meth:`whole` concatenates the ``parts`` of a column and frees them; :meth:`spill` moves them to
+    a file of the column.
     """
 
     parts: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
+    files: dict[str, Growing] = field(default_factory=dict)
     height: int = 0
+
+    def spill(self) -> None:
+        """Move all parts to temporary files."""
+        for name, parts in self.parts.items():
+            for part in parts:
+                if name not in self.files:
+                    self.files[name] = Growing(part.dtype)
+                self.files[name].add(part)
+            parts.clear()
 
     def whole(self, name: str) -> npt.NDArray[Any]:
         """Return the column in file order; works once, as the parts are freed."""
+        if name in self.files:
+            self.spill()
+            return self.files.pop(name).whole()
         parts = self.parts.pop(name, [])
         if not parts:
             return np.empty(0, dtype=_DTYPES.get(name, np.int64))
@@ -164,6 +183,7 @@ class Collected:
         self.issues = Issues()
         self.events = 0
         self.first = NEVER
+        self.unspilled, self.in_files = 0, False
 
     def add(self, batch: Batch) -> None:
         """Add a batch; batches must come in file order."""
@@ -186,6 +206,11 @@ class Collected:
         self.issues.add(batch.issues)
         self.events += batch.events
         self.first = min(self.first, batch.first)
+        if self.unspilled >= SPILLED_BYTES:
+            for columns in (self.slices, self.points, self.flows):
+                columns.spill()
+            self.unspilled, self.in_files = 0, True
+            give_back()
 
     def _append(self, columns: Columns, rows: Rows, recode: Codes32) -> None:
         base = columns.height
@@ -201,6 +226,7 @@ class Collected:
                 columns.height += len(column)
                 column = column.astype(np.int64) + self.events
             columns.parts.setdefault(name, []).append(column)
+            self.unspilled += column.nbytes
         for name, labels in rows.labels.items():
             known = self.flow_id_labels if name == "id" else self.labels
             # set the numbers of textual ids in the last part, which may be read-only
