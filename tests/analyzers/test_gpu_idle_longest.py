@@ -387,6 +387,41 @@ def test_an_optimizer_with_foreach_operators(after: str, frame: str, foreach: bo
     assert ("DTensor" in text) != foreach
 
 
+@pytest.mark.parametrize("place", ["_fused_adam", "_fused_adamw", "fused_lamb.py(9): step"])
+def test_a_fused_optimizer_is_not_to_be_fused(place: str) -> None:
+    one = Activity(place=place, range="Optimizer.step#AdamW.step")
+    text = advice_on_launches(one, one.range, "")
+    assert "fused=True" not in text
+    assert "no CPU" in text
+
+
+@pytest.mark.parametrize("name", ["Optimizer.step#Adam.step", "Strategy.optimizer_step"])
+@pytest.mark.parametrize("node", [START + 90, START - 30, None])
+def test_a_closure_of_an_optimizer_is_no_update(name: str, node: int | None) -> None:
+    """Lightning runs forward and backward pass in it: only what follows them updates."""
+    events = [*WORK, host("user_annotation", name, 10 * US, 400 * US)]
+    if node is not None:
+        operator = "autograd::engine::evaluate_function: MmBackward0"
+        events.append(host("cpu_op", operator, node * US, 5 * US))
+    (range_,) = gpu_idle(trace(events)).gaps["annotation"]
+    assert range_ == (None if node == START + 90 else name)
+
+
+@pytest.mark.parametrize(("copies", "kernels"), [(110, 300), (24, 150), (150, 24)])
+def test_most_launches_are_of_all_late_ones(copies: int, kernels: int) -> None:
+    """Only the longest gaps are recorded: few long ones before copies are not most of the time."""
+    events, at = [], 0
+    for number in range(copies + kernels):
+        is_copy = number < copies
+        at += 60 if is_copy else 40
+        name = "Memcpy HtoD (Pinned -> Device)" if is_copy else GEMM
+        kind = {"kind": "gpu_memcpy"} if is_copy else {}
+        events.append(device(name, at * US, 3 * US, correlation=number + 1) | kind)
+        events.append(host("cuda_runtime", "x", (at - 3) * US, 2 * US, correlation=number + 1))
+    result = gpu_idle(trace(events))
+    assert result.launched.startswith("Memcpy") == (copies > kernels)
+
+
 @pytest.mark.parametrize(
     ("frames", "place", "part"),
     [

@@ -116,8 +116,7 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     names = f"{one.range} {one.phase} {around.get('called')} {around.get('code')}"
     if re.search(_DRAFT, names) or 2 * drafted > lost["lost_ns"].sum():
         return _GRAPH_OF_DRAFT
-    next_work = main_place(result.of_cause(causes.LAUNCH), "after")[0]
-    fitting = advice_on_launches(one, place if share >= MOST else "", next_work)
+    fitting = advice_on_launches(one, place if share >= MOST else "", result.launched)
     if fitting and result.program.pytorch and answers.loops.is_empty():
         return fitting
     if more := launches.more_graphs:

@@ -431,6 +431,10 @@ _FUSED = (
     "The optimizer calls foreach operators already: use fused=True (torch.optim), or torch.compile "
     "around optimizer.step. {}PyTorch dispatches each tensor of such a call in Python."
 )
+_STALLS = (
+    "The optimizer is fused already: its thread had probably no CPU (other processes, a CPU quota, "
+    "swap), or prepares many tensors (torch.compile around optimizer.step)."
+)
 _SCALER = "grad_scaler"
 _NO_SCALER = (
     "GradScaler.step reads from the GPU whether all gradients are finite before it updates: use "
@@ -571,6 +575,8 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
 
 def _of_optimizer(one: Activity) -> str:
     """Return advice for the launches of an optimizer, by whether it calls foreach operators."""
+    if "fused" in f"{one.place} {one.called}":
+        return _STALLS
     is_dtensor = re.search(_DTENSOR, f"{one.place} {one.called} {one.frame}")
     if not is_dtensor and _JOINED not in one.after:
         return _FOREACH

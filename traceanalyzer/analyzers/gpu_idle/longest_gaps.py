@@ -7,7 +7,14 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.columns import left_join
-from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
+from traceanalyzer.analyzers.common.names import (
+    ADDRESS,
+    BACKWARD,
+    distinct,
+    frame_text,
+    matching,
+    named,
+)
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import WAITS_AROUND, wait_of
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, MAKES_CODE, PROFILER, SHORT_GAP
@@ -16,6 +23,8 @@ from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import of_kinds
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, steps_pattern
 
+#: Ranges of an optimizer step, of PyTorch and Lightning.
+_OF_OPTIMIZER = r"(?i)optimizer[._]step"
 #: Gaps of a rank that are analysed.
 MOST = 200
 
@@ -104,6 +113,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     steps = matching(excerpt.names, [steps_pattern()])
     is_range = of_kinds(ANNOTATION_KINDS) & ~pl.col("name").is_in(steps)
     ranges = around.filter(is_range)
+    ranges = ranges.filter(~_of_closure(ranges, middle, excerpt))
     works = excerpt.launched[["thread", "start", "end"]]
     if excerpt.on_host:
         works = excerpt.slices.filter(pl.col("kind") == "cpu_op")[works.columns]
@@ -127,6 +137,14 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     same = called.join(first, on=["gap", "start", "end"], how="left", maintain_order="left")
     slices["called"] = same.with_columns(name=pl.coalesce("same", "name"))
     return pl.DataFrame([_first(rows, name, middle.height) for name, rows in slices.items()])
+
+
+def _of_closure(ranges: pl.DataFrame, middle: pl.DataFrame, excerpt: Excerpt) -> pl.Series:
+    """Mark the ranges of an optimizer step that runs a backward pass after the gap (Lightning)."""
+    is_node = pl.col("name").is_in(matching(excerpt.names, [BACKWARD]))
+    nodes = excerpt.slices.filter(is_node)["start"].sort()
+    later = nodes.search_sorted(ranges["end"]) > nodes.search_sorted(middle["ts"][ranges["gap"]])
+    return ranges.select(later & named(ranges, [_OF_OPTIMIZER])).to_series()
 
 
 def _with_many(

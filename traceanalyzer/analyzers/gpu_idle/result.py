@@ -317,10 +317,18 @@ class GpuIdle(Result):
             alone = causes.ALONE * (self.units["rank"].n_unique() < 2)
             text = self._straggler() or alone or activities.GPU_AWARE * one.stages_for_mpi
         if cause == causes.LAUNCH:
-            work = main_place(self.of_cause(cause), "after")[0]
-            text = activities.advice_on_launches(one, one.range or one.place, work)
+            text = activities.advice_on_launches(one, one.range or one.place, self.launched)
         code = coverage.hints["device work"]
         return program.named(text or causes.advice(cause, program, code=code))
+
+    @cached_property
+    def launched(self) -> str:
+        """The device work after late launches, in half of their time; empty if it differs.
+
+        Gaps that are too short to be recorded one by one count as others.
+        """
+        name, ns, _ = main_place(self.of_cause(causes.LAUNCH), "after")
+        return name if 2 * ns >= self.idle_by_cause[causes.LAUNCH] else ""
 
     @cached_property
     def waited(self) -> dict[str, str]:
