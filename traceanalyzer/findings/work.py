@@ -15,7 +15,7 @@ from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths, by_line
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings import memory, straggling
-from traceanalyzer.findings.rule import Answers, Measured, rule
+from traceanalyzer.findings.rule import ADVICE as TEXTS, Answers, Measured, rule
 from traceanalyzer.findings.steps import RULES as OF_STEPS, uneven_steps
 from traceanalyzer.units import (
     format_bytes,
@@ -34,6 +34,7 @@ from traceanalyzer.vocabulary import (
     PRINTED_TEXT,
 )
 
+_TEXTS = TEXTS["work"]
 #: Most places, lines and ranks that are named.
 _NAMED = 3
 
@@ -232,12 +233,8 @@ _SAVES = (
 #: Kinds of samples that are summed: column, pattern, what they do, advice. Python's profiler and
 #: Austin have a frame for collections of garbage.
 _KINDS = (
-    ("path", r"^(?:.*[/\\])?tqdm[/\\]", "update a progress bar (tqdm)",
-     ("Write it less often: tqdm(mininterval=10), set_postfix(refresh=False) every N steps; "
-      "disable=True where the output is a file.")),
-    ("name", "^(?:<GC>|:GC:)$", "collect garbage (Python's gc)",
-     ("Collect less often: gc.set_threshold(50_000, 20, 20), gc.freeze() after the start, or "
-      "gc.disable() and gc.collect() at the same steps of all ranks.")),
+    ("path", r"^(?:.*[/\\])?tqdm[/\\]", "update a progress bar (tqdm)", _TEXTS["tqdm"]),
+    ("name", "^(?:<GC>|:GC:)$", "collect garbage (Python's gc)", _TEXTS["garbage"]),
 )  # fmt: skip
 #: Fewer samples of a line are chance, and fewer samples (or less time) of a file say little.
 _FEWEST, _FEW = 3, {"samples": 100, "ns": 10_000_000}
@@ -272,21 +269,13 @@ def _waiting(result: LeafPaths) -> Iterator[Measured]:
         size=result.loader_wait_frac,
         title=f"The main thread waits for the data loader in {format_frac(result.loader_wait_frac)}"
         f" of its samples{f', at {place}' if (place := waits['place']) else ''}.",
-        advice=_PINS if 2 * pins > waits["samples"] else _SLOW_WORKERS,
+        advice=_TEXTS["pins"] if 2 * pins > waits["samples"] else _TEXTS["slow_workers"],
         of="samples of the main thread",
     )
 
 
 #: The thread of PyTorch's DataLoader that pins memory.
 _PIN_THREAD = r"_utils[/\\]pin_memory\.py$"
-_PINS = (
-    "Meanwhile the thread that copies batches to pinned memory is busy: return fewer bytes (uint8, "
-    "converted on the GPU) and fewer tensors per batch, or use pin_memory=False."
-)
-_SLOW_WORKERS = (
-    "Use more workers (num_workers) with cheaper code in the data set. py-spy record "
-    "--subprocesses shows what the workers do."
-)
 
 
 def _summed(
@@ -330,10 +319,7 @@ def _checkpoints(result: LeafPaths, rows: pl.DataFrame, running: float) -> Itera
                 *[f"{format_weight(waits, result.unit)} of it wait, such as for the save before."]
                 * (waits > 0),
             ),
-            advice="Save less often, in the background (torch.distributed.checkpoint.async_save), "
-            "and keep the host memory that the state is copied to, pinned (DefaultStager, "
-            "cache_staged_state_dict); a save that waits for the one before needs more writers or "
-            "a longer interval.",
+            advice=_TEXTS["checkpoints"],
             of="samples",
         )
 
@@ -355,14 +341,7 @@ def _activities(result: LeafPaths) -> Iterator[Measured]:
 
 #: What samples do that have a finding: phrase and advice.
 _ACTIVITIES = {
-    COMPILES: (
-        "compile code",
-        (
-            "Once, at the start, is expected. In the loop keep shapes, types and static arguments "
-            "equal; TORCH_LOGS=recompiles or JAX_EXPLAIN_CACHE_MISSES=1 prints the reason. Keep "
-            "compiled code from run to run (TORCHINDUCTOR_CACHE_DIR, JAX_COMPILATION_CACHE_DIR)."
-        ),
-    ),
+    COMPILES: ("compile code", _TEXTS["compiles"]),
     RANKS: ("wait for other ranks", f"{ADVICE[RANKS]}."),
 }
 
@@ -396,10 +375,6 @@ _IN_FRAMEWORK = (
 _WAITS = 0.1
 #: Files of functions that are not Python.
 _NATIVE = r"\.(?:so[.\d]*|cpp|cc|cu|c|h)$"
-_MAYBE_NATIVE = (
-    "Or it calls functions written in C, such as .item(), which waits for the GPU: py-spy record "
-    "--native shows them."
-)
 #: Names of functions that wait, probably in a call of C, which has no frame.
 _NAMED_WAIT = r"(?i)(?:^|[._])(?:wait|sleep|poll)"
 #: Functions and files of data sets.
@@ -408,33 +383,7 @@ _PREPARES = r"(?i)collate|__getitem__|data[_-]?set"
 
 #: Advice by what is below a line, ``file: function``: environments of reinforcement learning,
 #: threads of OpenMP that spin, starts of processes, and writes.
-_BELOW = {
-    r"^(?:gymnasium|gym|mujoco|pybullet|dm_control)[/\\]": (
-        "Step the environments in several processes (SubprocVecEnv of Stable-Baselines3, "
-        "AsyncVectorEnv of Gymnasium), or simulate them on the GPU."
-    ),
-    r": (?:do_spin|do_wait|gomp_\w*(?:barrier|wait)\w*|__?kmpc?_\w*(?:barrier|wait|fork)\w*)": (
-        "Threads of OpenMP wait for each other there: use as many as the process has CPUs "
-        "(OMP_NUM_THREADS, torch.set_num_threads; a container may have fewer than the node)."
-    ),
-    r"^multiprocessing[/\\](?:reduction\.py: dump|spawn\.py: _?main)$": (
-        "Each process that is started gets a pickled copy of its arguments, such as the data set: "
-        "start workers once (DataLoader(persistent_workers=True)), by fork, or with a small data "
-        "set that reads its files in the workers."
-    ),
-    r"^(?:json[/\\](?:encoder|__init__\.py: dump)|(?:csv|pickle|logging[/\\]\w+)\.py)"
-    r"|: (?:\w+\.)*(?:f(?:data)?sync|flush|dumps?|write(?:lines?|rows?)?)$": (
-        "Write less often, with less data, or in another thread (concurrent.futures, "
-        "logging.handlers.QueueHandler)."
-    ),
-}
-_IN_WORKERS = (
-    "Use more loader workers (num_workers, as far as there are CPUs), prepare the data once before "
-    "the training (smaller images, shorter clips, tokens), or decode it on the GPU (NVIDIA DALI, "
-    "nvImageCodec, NVDEC)."
-)
-#: Advice on data sets that read a DataFrame.
-_ARRAYS = "Convert the columns of the DataFrame to arrays once (to_numpy()) and index those."
+_BELOW = TEXTS["below_lines"]
 
 
 def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
@@ -446,9 +395,9 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
         return f"It {wait} in {called}. {ADVICE[wait]}."
     workers = result.processes["role"].str.contains("worker").any()
     if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}") and workers:
-        return f"{share} of it is in {called}. {_IN_WORKERS}"
+        return f"{share} of it is in {called}. {_TEXTS['in_workers']}"
     if re.search(_PREPARES, f"{name} {row[LIBRARY[1]]}"):
-        arrays = f" {_ARRAYS}" * file.startswith("pandas")
+        arrays = f" {_TEXTS['arrays']}" * file.startswith("pandas")
         call = "call it in loader workers (num_workers=4)."
         return f"{name} runs in the main process: {call}{arrays}"
     for pattern, text in _BELOW.items():
@@ -467,7 +416,7 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
             return (
                 f"{part} is allocated in {name} itself: allocate once and reuse it, or keep less."
             )
-        return text if native else f"{text} {_MAYBE_NATIVE}"
+        return text if native else f"{text} {_TEXTS['maybe_native']}"
     return f"{share} of it is in {called}: call it less often, or with less data."
 
 
