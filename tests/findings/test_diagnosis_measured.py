@@ -167,6 +167,73 @@ def test_advice_on_a_hot_line(tmp_path: Path, below: str, part: str) -> None:
     assert part in one.advice
 
 
+_SERVER = "<module> (vllm/entrypoints/openai/api_server.py:1850);run (asyncio/runners.py:118)"
+_ENGINE = "run_busy_loop (vllm/v1/engine/core.py:670)"
+_SCHEDULER = "event_loop_overlap (sglang/srt/managers/scheduler.py:960)"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "size", "part"),
+    [
+        (
+            (
+                f"{_SERVER};stream (vllm/a.py:6);model_dump_json (pydantic/main.py:480) 40\n"
+                f"{_SERVER};decode_next (vllm/v1/engine/detokenizer.py:220) 35\n"
+                f"{_SERVER};send (uvicorn/protocols/http/h11_impl.py:480) 5\n"
+                f"{_SERVER};select (selectors.py:469) 20\n"
+            ),
+            0.75,
+            "--api-server-count",
+        ),
+        (
+            (
+                f"{_ENGINE};synchronize (torch/cuda/streams.py:231) 61\n"
+                f"{_ENGINE};fill_bitmask (xgrammar/matcher.py:250) 30\n"
+                f"{_ENGINE};schedule (vllm/v1/core/sched/scheduler.py:230) 9\n"
+            ),
+            0.3,
+            "schema",
+        ),
+        (
+            (
+                f"{_SCHEDULER};_match_prefix_helper (sglang/srt/mem_cache/radix_cache.py:460) 50\n"
+                f"{_SCHEDULER};forward_batch (sglang/srt/managers/tp_worker.py:210) 50\n"
+            ),
+            0.5,
+            "queues",
+        ),
+        (  # a healthy engine waits for the GPU, and launches its work
+            (
+                f"{_ENGINE};synchronize (torch/cuda/streams.py:231) 61\n"
+                f"{_ENGINE};execute_model (vllm/v1/worker/gpu_model_runner.py:1810) 31\n"
+                f"{_ENGINE};schedule (vllm/v1/core/sched/scheduler.py:230) 9\n"
+            ),
+            None,
+            "",
+        ),
+    ],
+)
+def test_functions_of_servers(stacks: str, size: float | None, part: str, tmp_path: Path) -> None:
+    """Servers have no own code; the share is that of all samples."""
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text(stacks)
+    found = measurements("hot-line", ta.py_spy_report(raw))
+    assert [one.size for one in found] == ([] if size is None else [pytest.approx(size)])
+    assert all(part in one.advice for one in found)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter_tensor", "broadcast", "recv"])
+def test_a_collective_is_a_wait_for_other_ranks(name: str, tmp_path: Path) -> None:
+    raw = tmp_path / "a.raw.txt"
+    call = f"{name} (torch/distributed/distributed_c10d.py:3840);wrapper (torch/c10d_logger.py:81)"
+    encode = "_batch_encode_plus (transformers/tokenization_utils_fast.py:5)"
+    raw.write_text(f"main (rl.py:1);sync (actor.py:500);{call} 60\nmain (rl.py:3);{encode} 40\n")
+    waits, tokens = measurements("hot-line", ta.py_spy_report(raw))
+    assert (waits.size, waits.confidence) == (0.6, "medium")
+    assert "sync (actor.py:500)" in waits.title
+    assert "main (rl.py:3)" in tokens.title
+
+
 def test_a_line_that_allocates_is_no_slow_loop(tmp_path: Path) -> None:
     raw = tmp_path / "a.austin"
     raw.write_text("# mode: memory\nP1;T1;a.py:main:1;a.py:grow:7 9000\nP1;T1;a.py:main:1 1000\n")

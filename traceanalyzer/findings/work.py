@@ -178,6 +178,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         rest_rows = rest_rows.filter(~is_kind)
     yield from _lock_waits(result)
     yield from _activities(result)
+    yield from _in_libraries(result, rest_rows)
     yield from _checkpoints(result, paths.filter("saves"), running)
     rest_rows = rest_rows.filter(~pl.col("saves"))
     loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
@@ -346,6 +347,29 @@ _ACTIVITIES = {
 }
 
 
+def _in_libraries(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
+    """Yield the functions of servers in which processes without own code mostly are."""
+    alone = rows.filter(pl.col(LIBRARY[0]).is_null(), pl.col("doing").is_null())
+    called = pl.format("{}: {}", pl.col("path").fill_null(""), "name")
+    serves = called.str.contains(_SERVES) & ~called.str.contains(f"{_IN_FRAMEWORK}|: forward")
+    by = alone.filter(serves).group_by("name", "path", of=called.str.contains(_CONSTRAINS))
+    share = pl.col("samples").sum() / result.total_samples
+    sums = by.agg(pl.col("line").mode().min(), share=share).filter(pl.col("share") >= _MANY)
+    many = largest_first(sums, "share", "name", "path")
+    for (constrains,), each in many.group_by("of", maintain_order=True):
+        places = [
+            f"{row['name']} ({row['path']}:{row['line']}) {format_frac(row['share'])}"
+            for row in each.head(_NAMED).iter_rows(named=True)
+        ]
+        yield Measured(
+            size=float(each["share"].sum()),
+            title=f"Much of the samples is in code of libraries: {', '.join(places)}.",
+            advice=_TEXTS["grammar" if constrains else "server"],
+            of="samples",
+            confidence="medium",
+        )
+
+
 def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
     """Yield the lines in which threads wait for a lock, and who holds it."""
     for place, holder, samples in result.locks.iter_rows():
@@ -366,11 +390,21 @@ _MOST_LINES = 10
 #: Functions of frameworks, models and their steps: file and name, then the function of own code.
 _BACKWARD = r"run_backward|(?:^|/)torch/autograd/(?:graph|__init__)\.py: "
 _IN_FRAMEWORK = (
-    rf"{_BACKWARD}|^(?:.*/)?(?:torch|jax|tensorflow|keras|transformers|diffusers|deepspeed|megatron|vllm)/"
+    rf"{_BACKWARD}|^(?:.*/)?(?:torch|jax|tensorflow|keras|diffusers|deepspeed|megatron)/"
+    r"|(?:^|/)transformers/(?:model|trainer|generation|pipelines|integrations|activations)"
+    r"|/(?:model_executor|worker|models|layers|attention)/"
     r"|^(?:.*/)?lib(?:torch|c10)|: (?:\w+\.)*(?:_?forward|backward|__call__|step)(?:$|: )"
 )
 
 
+#: Least share of a function of a library.
+_MANY = 0.1
+#: Libraries that serve models, and those that decide which tokens may follow.
+_CONSTRAINS = r"^(?:.*[/\\])?(?:xgrammar|outlines|outlines_core|llguidance|lmformatenforcer)[/\\]"
+_SERVES = (
+    rf"{_CONSTRAINS}|^(?:.*[/\\])?(?:vllm|sglang|lmdeploy|tensorrt_llm|uvicorn|starlette|fastapi|pydantic"
+    r"|tokenizers|transformers[/\\]tokenization\w*)[/\\.]"
+)
 #: Least share of the main process that is a wait for the loader.
 _WAITS = 0.1
 #: Files of functions that are not Python.

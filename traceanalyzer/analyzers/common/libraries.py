@@ -52,19 +52,20 @@ KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quot
     fairscale fastapi filelock fire flash_attn flashinfer flax fsspec gcsfs gevent git google grpc
     gymnasium h11 h5py haiku horovod httpcore httpx huggingface_hub hydra imageio ipykernel jiwer
     jax jaxlib jedi jinja2 joblib jsonschema keras kornia librosa lightning lightning_fabric
-    lightning_utilities llvmlite lmdb loguru lxml markdown matplotlib megatron mlflow monai mpi4py
-    mpmath msgpack msgspec multidict multiprocess netCDF4 networkx nibabel ninja nltk numba numexpr
-    numpy nvidia omegaconf onnx onnxruntime openai optax optuna orbax orjson packaging pandas parso
-    peft pexpect pip pkg_resources pluggy polars prompt_toolkit psutil py_spy pycocotools pyarrow
-    pycparser pydantic pydantic_core pydicom pygments pynvml pytest pytorch_lightning pytz rapidfuzz
-    rasterio ray regex requests rich rouge rouge_score ruamel s3fs sacrebleu safetensors scipy
-    seaborn sentencepiece sentry_sdk setuptools skimage sklearn smmap soundfile spacy sqlalchemy
-    starlette statsmodels streaming sympy tables tensorboard tensorboardX tensordict tensorflow
-    tensorstore textual threadpoolctl tifffile tiktoken timm tokenizers torch torch_geometric
-    torch_scatter torchaudio torchdata torchgen torchmetrics torchrl torchtext torchvision torio
-    tornado tqdm traitlets transformer_engine transformers triton trl typer typing_extensions
-    urllib3 uvicorn uvloop vllm wandb webdataset websockets wrapt xarray xformers xgboost xxhash
-    yaml yarl zarr zmq zstandard
+    lightning_utilities llguidance llvmlite lmdb lmdeploy lmformatenforcer loguru lxml markdown
+    matplotlib megatron mlflow monai mpi4py mpmath msgpack msgspec multidict multiprocess netCDF4
+    networkx nibabel ninja nltk numba numexpr numpy nvidia omegaconf onnx onnxruntime openai optax
+    optuna orbax orjson outlines outlines_core packaging pandas parso peft pexpect pip pkg_resources
+    pluggy polars prompt_toolkit psutil py_spy pycocotools pyarrow pycparser pydantic pydantic_core
+    pydicom pygments pynvml pytest pytorch_lightning pytz rapidfuzz rasterio ray regex requests rich
+    rouge rouge_score ruamel s3fs sacrebleu safetensors scipy seaborn sentencepiece sentry_sdk
+    setuptools sglang skimage sklearn smmap soundfile spacy sqlalchemy starlette statsmodels
+    streaming sympy tables tensorboard tensorboardX tensordict tensorflow tensorrt_llm tensorstore
+    textual threadpoolctl tifffile tiktoken timm tokenizers torch torch_geometric torch_scatter
+    torchaudio torchdata torchgen torchmetrics torchrl torchtext torchvision torio tornado tqdm
+    traitlets transformer_engine transformers triton trl typer typing_extensions urllib3 uvicorn
+    uvloop vllm wandb webdataset websockets wrapt xarray xformers xgboost xgrammar xxhash yaml yarl
+    zarr zmq zstandard
     """.split()  # noqa: SIM905
 )
 

@@ -38,6 +38,11 @@ _COMPILER = (
     r"|triton/compiler/compiler\.py: |numba/core/compiler\w*\.py: "
     r"|tensorflow/python/framework/func_graph\.py: func_graph_from_py_func$)"
 )
+#: Collectives, whose functions wait in calls of C that have no frame.
+_COLLECTIVE = (
+    r"(?:^|[/\\])torch[/\\]distributed[/\\]distributed_c10d\.py: "
+    r"(?:all_|reduce|broadcast|gather|scatter|send|recv|batch_isend)"
+)
 _SYNCHRONISES = (
     r"(?:^|[/\\])(?:jax/_src/array\.py: (?:\w+\.)*block_until_ready"
     r"|torch/cuda/(?:__init__|streams)\.py: (?:\w+\.)*synchronize)$"
@@ -117,7 +122,8 @@ def doing(
     inside = at(stack_weights.nearest(tree.parent, begins), node) != stack_weights.ROOT
     joins = tree.on_stack((waits == PROCESS).fill_null(value=False).to_numpy(), node)
     code = pl.Series([f"{file}: {name}" for name, file in texts], dtype=pl.String)
-    ranks = tree.on_stack((waits == RANKS).fill_null(value=False).to_numpy(), node)
+    of_ranks = (waits == RANKS).fill_null(value=False) | code.str.contains(_COLLECTIVE)
+    ranks = tree.on_stack(of_ranks.to_numpy(), node)
     of_loader = code.str.contains(_LOADER_CODE).to_numpy()[tree.frame]
     loader = at(tree.frame, at(stack_weights.nearest(tree.parent, of_loader), node))
     loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)

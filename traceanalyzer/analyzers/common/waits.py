@@ -103,7 +103,8 @@ def _of_c_function(name: str) -> str | None:
 ADVICE = {
     SLEEPS: "Remove the sleep, or wait for the event that it waits for",
     DEVICE: "Record what the GPU runs meanwhile (ProfilerActivity.CUDA), and shorten that",
-    RANKS: "Find the rank that comes last (record all ranks), and what it does meanwhile",
+    RANKS: "Find the rank that comes last (record all ranks), and what it does meanwhile, and join "
+    "small collectives",
     DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
     LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
     FILE_LOCK: "Another process holds the lock: hold it for a shorter time, lock less at a time (a "
