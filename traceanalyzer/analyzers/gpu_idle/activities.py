@@ -431,10 +431,6 @@ _FUSED = (
     "The optimizer calls foreach operators already: use fused=True (torch.optim), or torch.compile "
     "around optimizer.step. {}PyTorch dispatches each tensor of such a call in Python."
 )
-_STALLS = (
-    "The optimizer is fused already: its thread had probably no CPU (other processes, a CPU quota, "
-    "swap), or prepares many tensors (torch.compile around optimizer.step)."
-)
 _SCALER = "grad_scaler"
 _NO_SCALER = (
     "GradScaler.step reads from the GPU whether all gradients are finite before it updates: use "
@@ -564,26 +560,25 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
         return NO_BUFFERS if buffers else _OF_PARALLEL.format(place=one.range or one.text)
     if one.part == "zero_grad":
         return causes.OF_ZERO_GRAD
-    if one.part == OPTIMIZER and "offload" in f"{one.place} {one.called} {one.range}".lower():
+    if one.part != OPTIMIZER:
+        return ""
+    if "offload" in f"{one.place} {one.called} {one.range}".lower():
         return _LESS_OFFLOAD
-    if one.part == OPTIMIZER and _SCALER in one.called:
+    if _SCALER in one.called:
         return _NO_SCALER
-    if one.part == OPTIMIZER:
-        return _ON_GPU if one.steps_on_cpu and not on_host else _of_optimizer(one)
-    return ""
+    return _ON_GPU if one.steps_on_cpu and not on_host else _of_optimizer(one)
 
 
 def _of_optimizer(one: Activity) -> str:
     """Return advice for the launches of an optimizer, by whether it calls foreach operators."""
-    if "fused" in f"{one.place} {one.called}":
-        return _STALLS
-    is_dtensor = re.search(_DTENSOR, f"{one.place} {one.called} {one.frame}")
+    names = f"{one.place} {one.called} {one.frame}"
+    if "fused" in names:
+        return causes.FUSED_ALREADY
+    is_dtensor = re.search(_DTENSOR, names)
     if not is_dtensor and _JOINED not in one.after:
         return _FOREACH
-    which = "Its parameters are DTensors: " if is_dtensor else (
-        "If its parameters are DTensors (FSDP2, tensor parallelism), "
-    )  # fmt: skip
-    return _FUSED.format(which)
+    some = "Its parameters are DTensors:", "If they are DTensors (FSDP2, tensor parallelism),"
+    return _FUSED.format(f"{some[not is_dtensor]} ")
 
 
 def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
@@ -723,8 +718,7 @@ def advice_on_launches(one: Activity, place: str, next_work: str) -> str:
         return NO_BUFFERS
     if re.search(_PARTS[OPTIMIZER], place):
         return _of_optimizer(one)
-    copies = ("Memcpy", "Memset")
-    if next_work.startswith(copies) and one.after.startswith(copies):
+    if next_work[:6] in ("Memcpy", "Memset") and one.after[:6] in ("Memcpy", "Memset"):
         what = "copies" if next_work.startswith("Memcpy") else "memsets"
         return (
             f"Most of these launches are {what} ({next_work}){one.where}: pack the data into one "

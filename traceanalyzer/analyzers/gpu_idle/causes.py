@@ -214,6 +214,10 @@ RECORD_ONCE = (
     'few shapes, mark sizes that change (torch._dynamo.mark_dynamic), or use mode="default". '
     "Record each graph (also of torch.cuda.graph) once, in a warm-up, and replay it."
 )
+FUSED_ALREADY = (
+    "The optimizer is fused already: its thread had probably no CPU (other processes, a CPU quota, "
+    "swap), or prepares many tensors (torch.compile around optimizer.step)."
+)
 #: Advice for the call that drops gradients.
 OF_ZERO_GRAD = (
     "Use zero_grad(set_to_none=True), the default, which computes nothing. If it is used, another "
