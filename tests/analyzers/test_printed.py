@@ -256,6 +256,22 @@ MESSAGES = {
     "capacity of 192.00 GiB of which 0 bytes is free. Of the allocated memory 190.00 GiB is "
     "allocated by PyTorch, and 50.00 MiB is reserved by PyTorch but unallocated.":
         ((0, 64, 0, 194560, 194610), "190 GiB of 192 GiB"),
+    "HIP out of memory. Tried to allocate 2.00 MiB. GPU 7 has a total capacity of 288.00 GiB of "
+    "which 203.00 GiB is free. Of the allocated memory 68.00 GiB is allocated by PyTorch, and "
+    "14.00 GiB is reserved by PyTorch but unallocated.":
+        ((7, 2, 207872, 69632, 83968), "203 GiB of 288 GiB were free"),
+    "CUDA out of memory. Tried to allocate 250.00 MiB. GPU 0 has a total capacity of 79.00 GiB of "
+    "which 2.00 GiB is free. 75.00 GiB allowed; Of the allocated memory 74.50 GiB is allocated by "
+    "PyTorch, and 64.00 MiB is reserved by PyTorch but unallocated.":
+        ((0, 250, 2048, 76288, 76352), "may use 75 GiB of 79 GiB"),
+    "CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has a total capacity of 32.00 GiB of "
+    "which 16.00 GiB is free. 17.50 GiB allowed; Of the allocated memory 6.50 GiB is allocated by "
+    "PyTorch, and 7.25 GiB is reserved by PyTorch but unallocated.":
+        ((0, 4096, 16384, 6656, 14080), "Fragmentation: 4 GiB"),
+    "CUDA out of memory. Tried to allocate 21.00 GiB. GPU 0 has a total capacity of 8.00 GiB of "
+    "which 6.00 GiB is free. 6.50 GiB allowed; Of the allocated memory 163.00 MiB is allocated by "
+    "PyTorch, and 19.00 MiB is reserved by PyTorch but unallocated.":
+        ((0, 21504, 6144, 163, 182), "one tensor is too large"),
 }  # fmt: skip
 
 

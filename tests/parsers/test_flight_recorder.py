@@ -383,6 +383,23 @@ def _json_dump(**more: Any) -> bytes:
     return json.dumps([{**thread, "active": True, "frames": frames, **more}]).encode()
 
 
+def test_text_of_ray_stack(tmp_path: Path) -> None:
+    worker = "Stack dump for me     {}  0.1  0.1 17 15 pts/0  Sl   12:48   0:01 ray_worker\n"
+    other = "Thread 0x7F4A (active)\n\t run (threading.py:864)\n\t _bootstrap (threading.py:884)\n"
+    main = "Thread 0x7F4B (idle)\n\t get (ray/worker.py:98)\n\t <module> (train.py:10)\n\n"
+    path = tmp_path / "stacks.txt"
+    for text, pids in (
+        (worker.format(7) + other + main + worker.format(8) + main, [7, 7, 8]),
+        (other + main, [None, None]),
+    ):
+        path.write_text(text)
+        trace = ta.read(path)
+        assert trace.meta.format == "py-spy-dump"
+        assert [*trace.events["pid"]] == pids
+        assert trace.lanes["label"].drop_nulls().unique().to_list() == ["MainThread"]
+        assert trace.issues.is_empty()
+
+
 def test_json_of_py_spy_dump(tmp_path: Path) -> None:
     path = tmp_path / "stacks.json"
     path.write_bytes(_json_dump(process_info={"pid": 7, "command_line": "python t.py --rank=6"}))

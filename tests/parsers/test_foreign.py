@@ -160,6 +160,14 @@ OLD = (
     "[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL("
 )
 NEW = "[E321 02:07:08 ProcessGroupNCCL.cpp:607] " + OLD.partition("] ")[2]
+STATUS = (
+    "[E1 a.cpp:1] [PG ID 11 PG GUID {} Rank {}]  failure detected by watchdog at work "
+    "sequence id: {}"
+)
+SIGNAL = (
+    "[E1 a.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Received a dump signal due to a "
+    "collective timeout from rank 2 and we will. Last enqueued NCCL work: {1}, last"
+)
 AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or timeout) detected by "
 
 
@@ -197,6 +205,24 @@ AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or time
             "alltoall_base 8 on ranks 0-1",
         ),
         (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
+        (
+            [  # the ranks within groups are not those of the job
+                "[rank13]:" + NEW.format(1) + "SeqNum=216, OpType=ALLTOALL_BASE, NumelIn=5",
+                "[rank13]:" + STATUS.format(119, 1, 216),
+                "[rank15]:" + NEW.format(1) + "SeqNum=57, OpType=ALLREDUCE, NumelIn=3",
+                "[rank15]:" + STATUS.format(112, 0, 57),
+            ],
+            "allreduce 57 of group 112 on rank 15, alltoall_base 216 of group 119 on rank 13",
+        ),
+        (
+            [
+                "[rank2]:" + NEW.format(2) + "SeqNum=78, OpType=ALLREDUCE, NumelIn=3",
+                "[rank2]:" + STATUS.format(0, 2, 78),
+                *("[rank{0}]:" + SIGNAL).format(0, 77).splitlines(),
+                *("[rank{0}]:" + SIGNAL).format(1, 79).splitlines(),
+            ],
+            "allreduce 78 on rank 2; rank 0 did not call it",
+        ),
     ],
 )
 def test_a_log_of_the_watchdog_names_collectives_and_ranks(lines: list[str], named: str) -> None:
@@ -204,6 +230,53 @@ def test_a_log_of_the_watchdog_names_collectives_and_ranks(lines: list[str], nam
     assert known is not None
     assert f"timeout of {named}" in known.what
     assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in known.hint
+
+
+PRINT = "Rank {} is running collective: CollectiveFingerPrint({}OpType={}, TensorShape=[{}]"
+NUMBER = "SequenceNumber=7, "
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        (
+            [(1, NUMBER, "ALLREDUCE", "8, 2"), (0, NUMBER, "ALLREDUCE", "5")],
+            "different sizes to one collective: allreduce 7 of [5] on rank 0, allreduce 7 of [8",
+        ),
+        (
+            [(0, "", "ALLREDUCE", "20"), (1, "", "REDUCE", "20"), (2, "", "REDUCE", "20")],
+            "call different collectives: allreduce of [20] on rank 0, reduce of [20] on ranks 1-2",
+        ),
+        ([(0, "", "ALLREDUCE", "20"), (1, "", "ALLREDUCE", "20")], None),
+    ],
+)
+def test_a_log_of_ranks_that_compare_their_calls(
+    calls: list[tuple[object, ...]], named: str | None
+) -> None:
+    text = "Detected mismatch between collectives on ranks. " + ", but\n".join(
+        PRINT.format(*call) for call in calls
+    )
+    known = recognise(text.encode(), "job.txt")
+    assert (known and named) is None or named in str(known)
+
+
+def test_a_log_of_ranks_that_miss_a_barrier() -> None:
+    text = (
+        b"RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms\n Original"
+    )
+    assert "not reached on ranks 1-2" in str(recognise(text, "job.txt"))
+
+
+@pytest.mark.parametrize("name", ["job.log", "slurm-4.out"])
+def test_an_error_far_in_a_log_is_found(name: str, tmp_path: Path) -> None:
+    lines = "".join(f"INFO {n} read a part of the data set\n" for n in range(40_000))
+    path = tmp_path / name
+    path.write_text(lines + OLD.format(3) + "SeqNum=9, OpType=GATHER\n" + lines)
+    with pytest.raises(UnknownFormat, match="gather 9 on rank 3"):
+        ta.read(path)
+    oom = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 8.00 GiB"
+    path.write_text(f"{lines}{oom} of which 1.00 GiB is free. 6.00 GiB is allocated by PyTorch\n")
+    assert ta.printed(path).to_polars("memory")["requested_bytes"].to_list() == [3 << 30]
 
 
 @pytest.mark.parametrize(("rows", "known"), [(1, True), (3, True), (0, False)])

@@ -10,10 +10,9 @@ from typing import NamedTuple, NoReturn
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.files import packaged
-from traceanalyzer.parsers import perfetto
+from traceanalyzer.parsers import job_log, perfetto
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.units import format_ranges
 from traceanalyzer.vocabulary import NSYS_TABLE
 
 
@@ -68,8 +67,8 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             f"pass its folder, {PurePath(path).parent}",
             is_recording=True,
         )
-    if watchdog := _of_watchdog(head):
-        return watchdog
+    if collectives := job_log.failed_collectives(head):
+        return Foreign(*collectives)
     starts = {"text": head.lstrip()[: 1 << 14], "binary": head[: 1 << 14]}
     every = (
         (one, test.match(start)) for kind, start in starts.items() for test, one in _known(kind)
@@ -80,51 +79,6 @@ def recognise(head: bytes, path: str) -> Foreign | None:
         hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
         return Foreign("text without a known table in its first 64 KiB", hint)
     return None
-
-
-#: What NCCL's watchdog prints: rank, number, and kind and size (if printed) of a collective that
-#: timed out.
-_TIMED_OUT = re.compile(
-    rb"\[(?:PG [^\]\n]{0,200}?)?Rank (\d{1,7})\] (?:Watchdog caught collective operation timeout: "
-    rb"WorkNCCL\(\w{1,9}=|Exception [^:\n]{0,80}at work: |Timeout at NCCL work: )(\d{1,15})"
-    rb"(?:, OpType=(\w{1,32})(?:, NumelIn=(\d{1,15}))?)?"
-)
-#: Collectives to which all ranks pass equal sizes.
-_EQUAL_SIZES = ("allreduce", "broadcast", "reduce")
-
-
-def _of_watchdog(head: bytes) -> Foreign | None:
-    """Describe a log of NCCL's watchdog, by the first collective of each rank that timed out."""
-    first, calls = dict[int, int](), dict[int, dict[int, str]]()
-    for rank, number, kind, size in _TIMED_OUT.findall(head):
-        first[int(rank)] = min(first.get(int(rank), int(number)), int(number))
-        if name := kind.decode().lower().lstrip("_"):
-            of = f" of {int(size):,} elements" if size and name in _EQUAL_SIZES else ""
-            calls.setdefault(int(number), {})[int(rank)] = f"{name} {int(number)}{of}"
-    each, why = dict[str, list[int]](), ""
-    for number, rank in sorted((number, rank) for rank, number in first.items()):
-        known = calls.get(number, {})
-        if len({*known.values()}) > 1:
-            why = "; in one group, these ranks call different collectives: compare their code"
-            call = known.get(rank, f"work {number}")
-        else:
-            call = next(iter(known.values()), f"work {number}").partition(" of ")[0]
-        each.setdefault(call, []).append(rank)
-    if len({*first.values()}) > 1:
-        why = f"; in one group, ranks with a smaller number are behind{why}"
-    timeouts = ", ".join(
-        f"{call} on rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}"
-        for call, ranks in each.items()
-    )
-    what = f"the log of NCCL's watchdog: timeout of {timeouts}{why}"
-    return Foreign(what, _DUMPS) if each else None
-
-
-_DUMPS = (
-    "record what each rank waits for, in all ranks: TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
-    "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 write dumps that traceanalyzer hang reads; py-spy dump "
-    "--pid PID shows the line of a rank that still hangs"
-)
 
 
 def is_nsys_table(path: str) -> bool:

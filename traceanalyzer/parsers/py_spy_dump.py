@@ -1,7 +1,8 @@
 """Stacks of a process at one moment: the output of ``py-spy dump``, as text or JSON.
 
 Every thread is one sample of weight 1. In JSON its ``tid`` is the id that Python and the Flight
-Recorder use, in text that of the operating system.
+Recorder use, in text that of the operating system. ``ray stack`` prints a line of ``ps`` before the
+stacks of each worker.
 
 Specification: <https://github.com/benfred/py-spy#dump>
 """
@@ -18,11 +19,14 @@ from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PY_SPY_DUMP
 
-_TEXT = re.compile(rb"\s*+Process \d+: [^\n]*\n(?:Python v[^\n]*\n)")
+_TEXT = re.compile(
+    rb"\s*+(?:Process \d+: [^\n]*\nPython v[^\n]*\n|(?:Stack dump for [^\n]*\n\s*+)?Thread "
+    rb"(?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \([a-z+]*\)[^\n]*\n[ \t]{2,8}+\S[^\n]* \(\S[^\n]*\)\r?\n)"
+)
 _JSON = re.compile(rb'\s*+\[\s*+\{\s*+"pid"\s*+:\s*+\d+\s*+,\s*+"thread_id"\s*+:')
-_PROCESS = re.compile(r"Process (\d{1,9}): (.*)")
+_PROCESS = re.compile(r"(?:Process|Stack dump for \S{1,80}) +(\d{1,9}):? (.*)")
 _THREAD = re.compile(r"Thread (0x[0-9A-Fa-f]{1,16}|\d{1,18}) \(([a-z+]*)\)(?:: \"(.*)\")?")
-_FRAME = re.compile(r" {4}(\S.*?) \((.+?)(?::(\d{1,9}))?\)")
+_FRAME = re.compile(r"(?: {4}|\t {0,4})(\S.*?) \((.+?)(?::(\d{1,9}))?\)")
 _RANK = re.compile(r"(?:^|\s)--?(?:global[-_])?rank[= ](\d{1,7})(?=\s|$)")
 #: A dump has one stack per thread; larger files are not dumps.
 _MOST_BYTES = 1 << 26
@@ -93,7 +97,13 @@ def _from_text(data: bytes) -> tuple[str, list[_Thread], int]:
             pid, command = int(match[1]), command or match[2]
         elif line.strip() and not line.startswith(("Python v", "        ")):
             bad += 1
-    return command, threads, bad
+    return command, [_named(one) for one in threads], bad
+
+
+def _named(one: _Thread) -> _Thread:
+    """Name the main thread of old dumps, which have no names: it alone runs a module."""
+    is_main = one.name is None and one.frames and one.frames[-1][0] == "<module>"
+    return one._replace(name="MainThread") if is_main else one
 
 
 def _line(text: str | None) -> int | None:

@@ -120,7 +120,16 @@ def detect(source: Source) -> Format | None:
     # unambiguous built-in formats first: loading entry points of installed packages takes time
     sure = sorted((f for f in _built_in() if f.priority > 0), key=lambda f: -f.priority)
     match = next((f for f in sure if _recognises(f, head, source.path)), None)
-    return match or next((f for f in formats() if _recognises(f, head, source.path)), None)
+    match = match or next((f for f in formats() if _recognises(f, head, source.path)), None)
+    return match or _far_in_a_log(source)
+
+
+def _far_in_a_log(source: Source) -> Format | None:
+    """Return the format of tables and errors that a job printed after much else, or None."""
+    from traceanalyzer.parsers import job_log, printed_text
+
+    is_printed = printed_text.sniff(job_log.excerpt(source), source.path)
+    return printed_text.FORMAT if is_printed else None
 
 
 def require(source: Source) -> Format:
@@ -132,7 +141,7 @@ def require(source: Source) -> Format:
     """
     if (detected := detect(source)) is not None:
         return detected
-    from traceanalyzer.parsers import foreign, memory_snapshot, nsys_sqlite
+    from traceanalyzer.parsers import foreign, job_log, memory_snapshot, nsys_sqlite
 
     if not source.head().strip(_BLANK) and not source.damage:
         is_stacks = "stacks" in PurePath(source.path).name
@@ -156,7 +165,7 @@ def require(source: Source) -> Format:
             f"{pickled}, not a memory snapshot; no code in it was executed",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
-    if known := foreign.recognise(source.head(), source.path):
+    if known := foreign.recognise(job_log.excerpt(source) or source.head(), source.path):
         raise UnknownFormat(source.path, known.what, hint=known.hint)
     is_object = source.head().lstrip().startswith(b"{")
     unknown = "JSON without traceEvents" if is_object else "unknown file format"

@@ -203,7 +203,8 @@ class Hang(Result):
         parts = []
         for call, place, ranks, who in rows.sort("call", "place", nulls_last=False).iter_rows():
             names = listed(who[:_LANES]) if None in ranks else texts.rank_list(ranks)
-            begin = f"{names[0].upper()}{names[1:]} {'is' if len(who) == 1 else 'are'} in"
+            subject = names if None in ranks else f"{names[0].upper()}{names[1:]}"
+            begin = f"{subject} {'is' if len(who) == 1 else 'are'} in"
             parts.append(f"{begin} {call}, called at {place}." if call else f"{begin} {place}.")
         many = len(parts) - _LANES
         rest = f"Of {many:,} more places see the table." if many > 0 else ""

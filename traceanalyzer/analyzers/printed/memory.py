@@ -28,8 +28,8 @@ _OF_CALLS = {
     "host_used_frac": pl.Float64,
 }
 _OF_ERROR = {"device": pl.Int32} | dict.fromkeys(
-    ("requested_bytes", "capacity_bytes", "free_bytes", "allocated_bytes", "unused_bytes",
-     "reserved_bytes"), pl.Int64,
+    ("requested_bytes", "capacity_bytes", "free_bytes", "allowed_bytes", "allocated_bytes",
+     "unused_bytes", "reserved_bytes"), pl.Int64,
 )  # fmt: skip
 _DEVICES = {
     "rank": pl.Int32,
@@ -39,14 +39,14 @@ _DEVICES = {
     **dict.fromkeys(("peak_bytes", "reserved_peak_bytes", "end_bytes"), pl.Int64),
     **dict.fromkeys(("reserved_end_bytes", "inactive_split_bytes"), pl.Int64),
     **dict.fromkeys(("retries", "ooms", "requested_bytes", "free_bytes"), pl.Int64),
-    **dict.fromkeys(("capacity_bytes", "unit_bytes"), pl.Int64),
+    **dict.fromkeys(("capacity_bytes", "allowed_bytes", "unit_bytes"), pl.Int64),
 }
 _DEVICE_TABLE = (
     "device, source, peak_bytes: peak allocated, reserved_peak_bytes: peak reserved, "
     "end_bytes: allocated at end, reserved_end_bytes: reserved at end, "
     "inactive_split_bytes: inactive split at end, retries: cudaMalloc retries, "
     "ooms: out-of-memory errors, requested_bytes: requested, free_bytes: free on the device, "
-    "capacity_bytes: of the device, unit_bytes: rounded to"
+    "capacity_bytes: of the device, allowed_bytes: allowed to the process, unit_bytes: rounded to"
 )
 _CALL_TABLE = (
     "name: call, allocated_bytes: allocated, change_bytes: change, peak_bytes: peak, "
@@ -157,6 +157,7 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     )
     return errors.unique(["path", "rank", *_OF_ERROR], maintain_order=True).select(
         "rank", "path", "device", "requested_bytes", "free_bytes", "capacity_bytes",
+        "allowed_bytes",
         source=pl.lit("error message"),
         ooms=pl.lit(1),
         end_bytes="allocated_bytes",
@@ -223,7 +224,8 @@ def _full_host(calls: pl.DataFrame) -> str:
 def _fragmentation(devices: pl.DataFrame) -> str:
     """Return a sentence if more memory was unused than an allocation wanted."""
     unused = pl.col("reserved_end_bytes") - pl.col("end_bytes")
-    free = pl.col("free_bytes").fill_null(0)
+    allowed = (pl.col("allowed_bytes") - pl.col("reserved_end_bytes")).clip(0)
+    free = pl.min_horizontal("free_bytes", allowed).fill_null(0)
     rows = devices.with_columns(unused=unused).filter(
         pl.col("unused") + free > pl.col("requested_bytes"), pl.col("requested_bytes") > free
     )
@@ -246,12 +248,27 @@ def _fragmentation(devices: pl.DataFrame) -> str:
 
 
 def _demand(devices: pl.DataFrame) -> str:
-    """Return a sentence on who has the memory of a device that was full."""
+    """Return a sentence on why an allocation failed: who has the memory, or which limit it hit."""
     rows = devices.filter(pl.col("ooms") > 0).drop_nulls(["capacity_bytes", "free_bytes"])
     if rows.is_empty():
         return ""
     row = rows.row(0, named=True)
-    size = {name: format_bytes(row[f"{name}_bytes"]) for name in ("requested", "end", "capacity")}
+    requested, end, capacity, free = (
+        format_bytes(row[f"{name}_bytes"]) for name in ("requested", "end", "capacity", "free")
+    )
+    gpu = f"{requested} were requested on GPU {row['device']}"
+    if row["requested_bytes"] > row["capacity_bytes"]:
+        return f"{gpu}, which has {capacity}: one tensor is too large; the traceback has its line."
+    if row["allowed_bytes"] is not None:
+        return (
+            f"{gpu}, of which this process may use {format_bytes(row['allowed_bytes'])} of "
+            f"{capacity} (set_per_process_memory_fraction): its tensors take {end}."
+        )
+    if row["free_bytes"] > row["requested_bytes"]:
+        return (
+            f"{gpu} while {free} of {capacity} were free: the model does not fill it. Look for a "
+            "limit of the container, the driver, or the host memory that the driver maps."
+        )
     others = row["capacity_bytes"] - row["free_bytes"] - row["reserved_end_bytes"]
     outside = ""
     if others > _OTHERS_FRAC * row["capacity_bytes"]:
@@ -259,10 +276,7 @@ def _demand(devices: pl.DataFrame) -> str:
             f"; {format_bytes(others)} are not of its allocator: another process, or libraries "
             "such as NCCL (nvidia-smi names processes)"
         )
-    return (
-        f"{size['requested']} were requested on GPU {row['device']}, where tensors of PyTorch take "
-        f"{size['end']} of {size['capacity']}{outside}."
-    )
+    return f"{gpu}, where tensors of PyTorch take {end} of {capacity}{outside}."
 
 
 def _notes(summary: pl.DataFrame, devices: pl.DataFrame, retries: int) -> Iterator[str]:

@@ -22,6 +22,7 @@ _WANTED = re.compile(rf"out of memory\. Tried to allocate {_SIZE}")
 _FIGURES = {
     "capacity_bytes": re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity"),
     "free_bytes": re.compile(rf"{_SIZE} (?:is )?free\b"),
+    "allowed_bytes": re.compile(rf"{_SIZE} allowed;"),
     "allocated_bytes": re.compile(rf"{_SIZE} (?:is allocated by PyTorch|already allocated)"),
     "unused_bytes": re.compile(rf"{_SIZE} (?:is reserved by PyTorch but unallocated|cached\b)"),
     "reserved_bytes": re.compile(rf"{_SIZE} reserved in total by PyTorch"),
