@@ -76,8 +76,8 @@ def recognise(head: bytes, path: str) -> Foreign | None:
     if known := next((one for one, match in every if match), None):
         return known
     if path.lower().endswith((".log", ".out", ".err")) and b"\0" not in head:
-        hint = "--input-format printed-text finds tables of PyTorch and DeepSpeed further down"
-        return Foreign("text without a known table in its first 64 KiB", hint)
+        hint = "docs/printed.md lists the tables and messages of jobs that are read"
+        return Foreign("text without a known table or error message", hint)
     return None
 
 
