@@ -139,7 +139,7 @@ def _timeout(text: bytes) -> tuple[str, str] | None:
     if not works:
         return None
     each, reasons = dict[str, list[int]](), dict[str, None]()
-    groups = {one.group for one in works}
+    groups = dict.fromkeys(one.group for one in works)
     for group in groups:
         first = dict[int, _Work]()
         for one in works:
