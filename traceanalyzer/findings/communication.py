@@ -257,6 +257,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         else _last_ns(answers)
     )
     most = max(total - last, 0) if last else None
+    if comm is not None and remedy == _TEXTS["pairs"] and (pair := _slow_pair(comm)):
+        remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
@@ -284,6 +286,32 @@ _COALESCE = tuple(
     f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones." for text in FEWER
 )
 _WITH_WAITS = ", including wait time for ranks that were not recorded"
+
+
+#: A pair of ranks whose fastest transfer takes so many times those of other pairs has a slow link.
+_SLOW_PAIR = 4
+
+
+def _slow_pair(comm: CommOutliers) -> tuple[str, int] | None:
+    """Return a sentence on a pair with a slow link, and what its transfers cost all GPUs.
+
+    The wait for the partner makes transfers longer, so that the fastest one of a pair is compared.
+    """
+    kind, time = ["collective", "message_bytes", "link"], pl.col("duration_ns")
+    pairs = comm.instances.filter(pl.col("group_size") == 2).group_by(*kind, "group_ranks", "group")
+    fastest = pairs.agg(time.min(), n=pl.len()).drop_nulls(["message_bytes", "group_ranks"])
+    usual = fastest.with_columns(usual=time.median().over(kind), pairs=pl.len().over(kind))
+    slow = usual.filter(pl.col("pairs") > 2, time >= _SLOW_PAIR * pl.col("usual"))
+    if slow.is_empty():
+        return None
+    row = slow.sort("duration_ns", "group_ranks").row(-1, named=True)
+    text = (
+        f"A {row['collective']} of {format_bytes(row['message_bytes'])} between the ranks "
+        f"{row['group_ranks']} takes at least {format_ns(row['duration_ns'])}, "
+        f"{row['duration_ns'] / row['usual']:.3g} times that of other pairs. "
+    )
+    excess = row["n"] * (row["duration_ns"] - row["usual"]) / 2
+    return text, round(excess * comm.totals.n_ranks)
 
 
 def _last_ns(answers: Answers) -> int:
