@@ -9,6 +9,7 @@ import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, step, trace
 
 import traceanalyzer as ta
+from traceanalyzer.findings import communication
 from traceanalyzer.trace import Trace
 
 STEPS = 8
@@ -71,3 +72,32 @@ def test_bandwidth_of_sends_is_by_pair_of_ranks() -> None:
     sends = result.groups.filter(pl.col("collective") == "send").sort("busbw_gbps")
     assert sends["group"].to_list() == ["pp [2, 3]", "pp [0, 1]"]
     assert sends["busbw_gbps"][1] == pytest.approx(10 * sends["busbw_gbps"][0], rel=0.01)
+
+
+@pytest.mark.parametrize("slow", [None, 0, 1, 2])
+def test_the_slow_link_of_a_pipeline_is_by_its_fastest_transfer(slow: int | None) -> None:
+    """Exchanges of a batch are not matched, and all but the fastest ones include waits."""
+    traces = []
+    for rank in range(4):
+        events = []
+        for n in range(12):
+            at = n * 40 * MS
+            events += [device("gemm", at, 10 * MS), step(n, at, 40 * MS)]
+            for stage in {rank - 1, rank} & {0, 1, 2}:
+                took = 4 * MS if stage == slow else MS // 5
+                about = {"dtype": "float", "elements_in": 1 << 21, "group": f"pp{stage}",
+                         "group_size": 2, "group_ranks": f"[{stage}, {stage + 1}]"}  # fmt: skip
+                wait = (n % 4 > 0) * 5 * MS
+                events.append(
+                    device("ncclDevKernel_SendRecv(x)", at + (11 + 10 * stage) * MS, took + wait,
+                           collective="coalesced", stream=20, **about)
+                )  # fmt: skip
+        traces.append(trace(events, rank, world_size=4))
+    found = communication._slow_pair(ta.comm_outliers(traces))
+    if slow is None:
+        assert found is None
+        return
+    text, cost_ns = found or ("", 0)
+    assert f"between the ranks [{slow}, {slow + 1}] takes at least 4 ms, 20 times" in text
+    # that of 12 transfers, for each of 4 ranks
+    assert cost_ns == pytest.approx(12 * (4 * MS - MS // 5) * 4)

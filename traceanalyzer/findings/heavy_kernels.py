@@ -26,6 +26,7 @@ from traceanalyzer.findings import busy
 from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of, with_step
 from traceanalyzer.findings.rule import (
     ADVICE,
+    KERNELS_TOGETHER,
     OF_STEP,
     Answers,
     Measured,
@@ -78,53 +79,20 @@ _ADVICE = (
 #: Least time that fills gradients of tables with 0 per time of an update: it writes each of them
 #: once, while the update reads and writes values, gradients and states.
 _OF_TABLES = 0.05
-_DEQUANTIZE = "convert quantized weights before each product"
 #: Functions and kernels that read host memory.
 _READS_HOST = r"(?i)pinned_?tensor|(?<![a-z])uva(?![a-z])|UVAIndex|zero_?copy"
-#: Kinds whose operator is avoided as a whole, with its matrix products.
-_UNFOLD = "unfold convolutions into matrix products"
-_LOG_SOFTMAX = "compute log-softmax and loss one after another"
 #: Kernels that cast logits for the loss.
 _CASTS = "direct_copy|float16_copy"
-_DECOMPOSE = "decompose matrices (singular values, eigenvalues)"
-_FP8 = "cast and transpose tensors for FP8"
-_CAST, _RELAYOUT = "convert tensors to another type", "convert between NCHW and NHWC"
+_CAST, _FP8, _UNFOLD, _LOG_SOFTMAX, _DECOMPOSE, _DEQUANTIZE = (
+    next(what for what, name in KERNELS_TOGETHER.values() if name == advice)
+    for advice in ("casting", "fp8", "unfolding", "loss", "decomposing", "dequantizing")
+)
+_RELAYOUT = "convert between NCHW and NHWC"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
 _TOGETHER = (
     (kernel_names.CHANGES_LAYOUT.pattern, _RELAYOUT, _TEXTS["layout"]),
-    (r"(?i)(?:^|[^a-z])lora(?:[^a-z]|$)|[bs]gmv", "apply LoRA adapters", _TEXTS["adapting"]),
-    (r"(?i)(?:radix|segmented|bitonic|merge)_?sort|[sm]btopk", "sort or select", ""),
-    (
-        "copyPackedKernel|copyVectorizedKernel",
-        "convert between layers of TensorRT",
-        _TEXTS["reformatting"],
-    ),
-    (
-        "naive_conv",
-        "compute convolutions by MIOpen's naive algorithm (its last resort)",
-        _TEXTS["naive"],
-    ),
-    (
-        "(?i)conv_?depthwise|depthwise_?conv",
-        "compute depthwise convolutions without cuDNN",
-        _TEXTS["depthwise"],
-    ),
-    ("(?:im|vol)2col|col2(?:im|vol)", _UNFOLD, _TEXTS["unfolding"]),
-    ("^ctc_loss_", "compute the CTC loss without cuDNN", _TEXTS["ctc"]),
-    (r"^batch_norm_\w+_kernel", "normalize batches without cuDNN", _TEXTS["batch_norm"]),
-    ("fmha_cutlass[FB]_f32", "compute attention in float32", _TEXTS["float_attention"]),
-    ("LogSoftMax|(?i:nll_?loss|ClassNLL)", _LOG_SOFTMAX, _TEXTS["loss"]),
-    ("(?i)svd|syev|sytrd|gebrd", _DECOMPOSE, _TEXTS["decomposing"]),
-    ("FillFunctor", "fill memory with one value", ""),
-    (
-        r"unrolled_elementwise_kernel<direct_copy|float(?:16|8\w*)_copy_kernel",
-        _CAST,
-        _TEXTS["casting"],
-    ),
-    ("(?i)cast_transpose", _FP8, _TEXTS["fp8"]),
-    ("^__amd_rocclr_", "copy or fill memory for calls of HIP", _TEXTS["blitting"]),
-    ("(?i)dequantize_?block", _DEQUANTIZE, _TEXTS["dequantizing"]),
+    *((names, what, _TEXTS.get(advice, "")) for names, (what, advice) in KERNELS_TOGETHER.items()),
 )
 #: Families of kernels that belong together: what they do, and advice.
 _TOGETHER_IN = {

@@ -49,7 +49,10 @@ from traceanalyzer.vocabulary import RECORDINGS_APART
 R = TypeVar("R", bound=Result)
 
 #: Advice of rules in ``advice.toml``: by module, then by name.
-ADVICE: dict[str, dict[str, str]] = packaged("findings/advice.toml")
+_PACKAGED = packaged("findings/advice.toml")
+ADVICE: dict[str, dict[str, str]] = _PACKAGED
+#: What kernels do that one change avoids together, and the key of the advice, by pattern of names.
+KERNELS_TOGETHER: dict[str, tuple[str, str]] = _PACKAGED["kernels_together"]
 
 #: A step waits for loader workers from this share of its time on; less may be that of a handover.
 _WAITS_FOR_LOADER = 0.1
