@@ -596,6 +596,19 @@ def test_stacks_without_dumps_name_the_ranks_outside_collectives(
     assert ta.hang(tmp_path, rank=1).to_polars("threads")["rank"].to_list() == [1]
 
 
+def test_the_line_that_shows_why_an_engine_waits_is_named(tmp_path: Path) -> None:
+    frames = (
+        "poll (zmq/sugar/poll.py:106)",
+        "dequeue (vllm/distributed/device_communicators/shm_broadcast.py:794)",
+        "get_response (vllm/v1/executor/multiproc_executor.py:387)",
+        "run (vllm/v1/engine/core.py:9)",
+    )
+    path = tmp_path / "dump.txt"
+    path.write_text("\n".join(['Thread 7 (idle): "MainThread"', *(f"    {f}" for f in frames), ""]))
+    place = ta.hang(path).to_polars("threads")["place"].to_list()
+    assert place == ["get_response (vllm/v1/executor/multiproc_executor.py:387)"]
+
+
 def test_of_several_dumps_of_a_rank_the_newest_counts(tmp_path: Path) -> None:
     run = Run()
     run.steps()

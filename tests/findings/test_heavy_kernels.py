@@ -83,6 +83,9 @@ def test_the_place_of_kernels_that_are_no_finding_is_not_looked_up(
         ("aten::_to_copy", CAST, "once"),
         ("aten::embedding_dense_backward", "embedding_backward_feature_kernel<float>", "sparse"),
         ("aten::something", "mystery", "ncu"),
+        ("HloOp", "infeed.3", "prefetch"),
+        ("HloOp", "outfeed", "input pipeline"),
+        ("HloOp", "infeed_fusion_kernel", "ncu"),
         ("SelectiveScanFn", "selective_scan_fwd_kernel<Selective_Scan_traits<128> >", "ncu"),
     ],
 )

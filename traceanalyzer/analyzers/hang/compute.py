@@ -206,6 +206,10 @@ def _places(stacks: pl.DataFrame, leaves: pl.Series) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=types, orient="row")
 
 
+#: What waits for others, and is called by what shows the reason.
+_PASSES_ON = (libraries.STANDARD_LIBRARY, "torch", "zmq", "grpc", "gevent", "uvloop", None)
+
+
 def _place(path: Sequence[tuple[str | None, str | None, int | None]]) -> str:
     """Return the innermost line of own code, else of a library that uses torch.distributed."""
     for name, file, line in path:  # <string> starts the processes of multiprocessing
@@ -213,7 +217,7 @@ def _place(path: Sequence[tuple[str | None, str | None, int | None]]) -> str:
             return _frame_text(name, file, line)
     for name, file, line in path:
         inside = libraries.inside(file or "")
-        is_library = libraries.package_of(file) not in (libraries.STANDARD_LIBRARY, "torch", None)
+        is_library = libraries.package_of(file) not in _PASSES_ON
         if is_library and len(inside) > 1 and "distributed" not in inside:
             return f"{name} ({'/'.join(inside)}:{line})"
     return _frame_text(*path[0])
