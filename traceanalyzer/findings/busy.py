@@ -338,8 +338,8 @@ def _fusing(answers: Answers) -> str:
 # --- matrix products and convolutions ----------------------------------------------------------
 
 _PRODUCT_KINDS = (GEMM, CONVOLUTION)
-#: Reasons below this share of the lost time get no advice.
-_LEAST_REASON = 0.1
+#: Reasons below this share of the lost time get no advice; losses below this share are none.
+_LEAST_REASON, _LEAST_LOST = 0.1, 0.01
 #: What each reason means.
 _REASONS = {
     roofs.NO_TF32: "FP32 without TF32",
@@ -374,7 +374,7 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
     time, rows = answers.time, _unclaimed(result, answers)
     share = _share_in_steps(answers)
     total = round(float(rows["lost_ns"].sum()) * share)
-    if not total or not time.whole_ns:
+    if time.frac(total) < _LEAST_LOST:
         return
     device, roof = (float(rows[name].sum()) for name in ("device_ns", "roof_ns"))
     reasons = largest_first(rows.group_by("why").agg(pl.col("lost_ns").sum()), "lost_ns", "why")

@@ -184,12 +184,14 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     if not sentences or not (claimed := straggling.claimed(answers, LINK)):
         return
     losses, total = claimed
+    replicas = _between_replicas(result) and result.ranks["host"].has_nulls()  # on several hosts?
     yield Measured(
         title=sentences[0],
         evidence=tuple(sentences[1:_NAMED]),
-        advice=("" if result.has_all_ranks else _TEXTS["all_ranks"]) + answers.program.slow_link,
+        advice=_TEXTS["all_ranks"] * (not result.has_all_ranks)
+        + (_TEXTS["hybrid"] if replicas else answers.program.slow_link),
         total_ns=total,
-        confidence="medium" if result.has_all_ranks else "low",
+        confidence="medium" if result.has_all_ranks and not replicas else "low",
         intervals=intervals_of(losses),
     )
 
@@ -249,7 +251,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     # the transfers of one rank of a job last until the ranks that were not recorded have arrived
     alone = comm is not None and comm.totals.n_ranks == 1 and comm.totals.world_size != 1
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
-    remedy = _exposing(result, answers, waits=not waited_ns)
+    remedy = _exposing(result, answers, int(rest["lost_ns"].sum()), waits=not waited_ns)
     # fewer bytes, or fewer collectives, make all of them shorter
     last = (
         0
@@ -259,6 +261,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     most = max(total - last, 0) if last else None
     if comm is not None and remedy == _TEXTS["pairs"] and (pair := _slow_pair(comm)):
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
+    if _OF_COMPUTE in remedy and slow.filter(cause=LINK).height:  # the link is the cause
+        most = min(int(time.busy["busy_ns"].sum()), total if most is None else most)
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
@@ -331,7 +335,11 @@ def _last_ns(answers: Answers) -> int:
     return int(last.filter(pl.col("n") > 1)["ns"].sum())
 
 
-def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
+#: Where communication takes longer than all compute, overlap cannot hide all of it.
+_OF_COMPUTE = " Overlap alone gains at most the compute time, "
+
+
+def _exposing(result: Overlap, answers: Answers, exposed_ns: int, *, waits: bool) -> str:
     """Return advice for exposed communication: by the kind of most collectives and their size."""
     comm, kind = _by_exposed_time(answers), ""
     if comm is not None:
@@ -355,10 +363,8 @@ def _exposing(result: Overlap, answers: Answers, *, waits: bool) -> str:
             return _COALESCE[FEWER.index(fewer_collectives(comm))]
     waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
     text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
-    compute, exposed = float(answers.time.busy["busy_ns"].sum()), answers.time.of_cause(EXPOSED)
-    if not compute or compute >= exposed.filter(~pl.col("waited"))["lost_ns"].sum():
-        return text
-    return f"{text} Overlap alone gains at most the compute time, {answers.time.text(compute)}."
+    compute = float(answers.time.busy["busy_ns"].sum())
+    return f"{text}{_OF_COMPUTE}{answers.time.text(compute)}." if 0 < compute < exposed_ns else text
 
 
 def _by_exposed_time(answers: Answers) -> CommOutliers | None:
@@ -557,11 +563,15 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
 
 def _between_replicas(comm: CommOutliers) -> bool:
     """Whether most time is in sums of what reduce_scatters of other groups leave (HSDP)."""
-    parts = comm.groups.filter(collective="reduce_scatter").select(
-        message_bytes=pl.col("message_bytes") // pl.col("group_size"), of="group"
-    )
-    sums = comm.groups.head(1).join(parts, on="message_bytes")
-    return sums.filter(pl.col("group") != pl.col("of")).height > 0
+    part = pl.col("message_bytes") / pl.col("group_size")
+    parts = comm.groups.filter(collective="reduce_scatter").select(part=part, of="group")
+    sums = comm.groups.head(1).filter(collective="all_reduce").join(parts, how="cross")
+    alike = (pl.col("message_bytes") - pl.col("part")).abs() <= _PADDING * pl.col("part")
+    return sums.filter(alike, pl.col("group") != pl.col("of")).height > 0
+
+
+#: Sums of padded parts may differ by this share.
+_PADDING = 0.05
 
 
 def _only_infers(answers: Answers, comm: CommOutliers) -> bool:

@@ -1,5 +1,6 @@
 """All rules with their thresholds, applied to the results, and the time budget of the devices."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import get_args
@@ -477,7 +478,7 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
         if root == place or root in visited:
             roots.append(place)
         else:
-            effects.setdefault(root, []).append(replace(one.finding, advice=""))
+            effects.setdefault(root, []).append(_effect(one.finding, candidates[root].finding))
     return [
         replace(
             candidates[place].finding,
@@ -485,6 +486,13 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
         )
         for place in roots
     ]
+
+
+def _effect(one: Finding, cause: Finding) -> Finding:
+    """Return a finding below its cause: without advice, and the cause once if it is the same."""
+    title, _, text = one.title.partition(" Cause: ")
+    same = re.sub("^idle,? |[.]$", "", text) in cause.title
+    return replace(one, advice="", title=title if same else one.title)
 
 
 def _outweighs(causes: Sequence[_Candidate], effect: _Candidate) -> bool:

@@ -50,7 +50,7 @@ _SAVES = re.compile(r"(?i)save|write|store|sync|dump|export")
 COLLECTOR = "in Python's garbage collector"
 QUOTA = "because of the CPU quota of its container"
 OVERLOAD = "because of other processes on its CPUs"
-REGULAR = "because of a CPU quota or another process"
+REGULAR = "because of garbage collection, a CPU quota or another process"
 _CPU_STAT = (
     "compare nr_throttled and throttled_usec in cpu.stat of the container's cgroup before and after"
 )
@@ -71,9 +71,9 @@ _UNPAUSED = {
     f"next period of 100 ms (CFS throttling): {_CPU_STAT}, raise or remove the CPU limit "
     "(Kubernetes: resources.limits.cpu, docker run --cpus), or run fewer threads (loader workers, "
     "OMP_NUM_THREADS).",
-    REGULAR: "Something outside the program stops it at regular times, whatever it runs: look for "
-    f"a CPU quota (cpu.max of the container's cgroup; {_CPU_STAT}), and for another process on the "
-    "cores that wakes up as often (top, pidstat 1).",
+    REGULAR: "Something stops the program at regular times, whatever it runs: Python's garbage "
+    "collection (gc.freeze() after the setup, gc.collect() every N steps on all ranks), a CPU "
+    f"quota ({_CPU_STAT}), or another process on the cores (top, pidstat 1).",
     OVERLOAD: "The hosts of all ranks pause at the same time, whatever they run: look for other "
     "processes on the cores (/proc/pressure/cpu, top), run fewer threads, and for a CPU quota "
     f"{_CPU_STAT}.",
@@ -277,8 +277,8 @@ def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFra
 _PERIOD_NS, _APART_NS = 100 * NS_PER_MS, 3 * NS_PER_MS
 #: The least pause, the distance of parts of one, and the share of late launches and host code.
 _LEAST_NS, _PARTS_NS, MOSTLY = 5 * NS_PER_MS, NS_PER_MS, 0.5
-#: Regular pauses: greatest ratio of lengths, distance from multiples of a period, least number.
-_SAME_LENGTH, _OF_PERIOD, _LEAST_REGULAR = 1.25, 0.1, 4
+#: Regular pauses: difference of lengths, distance from multiples of a period; if there are three.
+_SAME_LENGTH, _OF_PERIOD, _OF_THREE = 0.25, 0.1, 0.1
 
 
 IS_LONG = pl.col("end") - pl.col("start") >= _LEAST_NS
@@ -309,13 +309,13 @@ def stops(gaps: pl.DataFrame, steps: pl.DataFrame, *, one_clock: bool) -> tuple[
     n, at = pl.len().over(keys), pl.col("start") - pl.col("begin")
     until = pl.col("until") - pl.col("until").first().over(keys) + _PERIOD_NS // 2
     times = (apart := pl.col("until").diff().over(keys)) / apart.min()
+    near = pl.when(n.max() > _PAUSES).then(1.0).otherwise(_OF_THREE)
     found = rows.select(
         are_stops=(n >= _PAUSES).all(),
         elsewhere=at.max() - at.min() > _ELSEWHERE * pl.lit(steps.select(length.min()).item()),
         of_quota=((until % _PERIOD_NS - _PERIOD_NS // 2).abs() <= _APART_NS).all(),
-        regular=(n >= _LEAST_REGULAR).all()
-        & (length.max() <= _SAME_LENGTH * length.min())
-        & ((times - times.round()).abs() <= _OF_PERIOD).all(),
+        regular=(length.max() <= (1 + _SAME_LENGTH * near) * length.min()).all()
+        & ((times - times.round()).abs() <= _OF_PERIOD * near).all(),
     ).row(0, named=True)
     if not rows.height or not (found["are_stops"] and found["elsewhere"]):
         return rows.clear(), ""
