@@ -283,7 +283,7 @@ def test_shares_of_the_verdict_have_one_base() -> None:
     halved = every.kernels.with_columns(pl.col("time_frac") / 2)  # half of the kernel time
     result = replace(every, kernels=halved)
     known = halved.drop_nulls("bound")["time_frac"].sum()
-    assert f"known bound, {format_frac(known)} of all kernel time" in result.verdict
+    assert f"known bound ({format_frac(known)} of all kernel time)" in result.verdict
 
 
 def test_a_time_window_does_not_apply_to_a_report_of_ncu() -> None:

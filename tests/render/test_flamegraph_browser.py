@@ -9,6 +9,7 @@ from browser import cleared, complaints, visit
 from flame_page import Page, opener
 from flames import compared, flame, training
 
+from traceanalyzer.render import html
 from traceanalyzer.result import Result, View
 
 
@@ -350,6 +351,23 @@ def test_invalid_address_shows_everything(viewer, fragment):
 class Drawn(Result):
     def view(self):
         return View("Where?", "There.", flames=lambda: (training(),))
+
+
+TIP = """
+const [[last], tip] = [[...document.querySelectorAll('.boxes > rect')].slice(-1), '.flame .tip'];
+const box = last.getBoundingClientRect(), at = { clientX: box.x + 1, clientY: box.y + 1 };
+last.dispatchEvent(new PointerEvent('pointermove', { bubbles: true, ...at }));
+const { bottom } = document.querySelector(`${tip}.visible`).getBoundingClientRect();
+const root = document.querySelector('svg.flame'), { overflow } = getComputedStyle(root);
+return { bottom, end: root.getBoundingClientRect().bottom, overflow };
+"""
+
+
+def test_tooltip_below_the_last_row_is_not_cut(window, tmp_path):
+    visit(window, tmp_path / "page.html", html.page(Drawn()))
+    size = window.execute_script(TIP)
+    assert size["bottom"] > size["end"]
+    assert size["overflow"] == "visible"
 
 
 def test_notebook_frame_is_isolated(window, tmp_path):

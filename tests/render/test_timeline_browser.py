@@ -121,6 +121,19 @@ def test_click_keeps_the_description(page: Page) -> None:
     assert page.text(".timeline .pinned") == ""
 
 
+@pytest.mark.parametrize("width", [800, 1280])
+def test_tooltip_leaves_the_kept_description_visible(page: Page, width: int) -> None:
+    resize(page.window, width, 800)
+    last = page.run(f"return {VIEWER}.timeline.order.at(-1)")
+    for kind in ("pointerdown", "pointerup", "pointermove"):
+        page.pointer(kind, last, 35_000_000, pointerId=1)
+    box = "return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()"
+    tip, kept = (page.run(box, f".timeline {name}") for name in (".tip.visible", ".pinned"))
+    assert kept["height"] > 0
+    assert tip["bottom"] <= kept["top"]
+    assert tip["top"] >= 0
+
+
 def test_keys_describe_rows(page: Page) -> None:
     press = f"{VIEWER}.plot.dispatchEvent(new KeyboardEvent('keydown', {{ key: arguments[0] }}))"
     described = []

@@ -312,8 +312,8 @@ def _not_counted(result: Kernels, names: pl.Series, whole: int) -> str:
     if recorded - whole <= _NOT_COUNTED * recorded:
         return ""
     return (
-        f" Other such kernels take {format_ns(recorded - whole)}: they were launched outside the "
-        "steps that count (the last one may be incomplete), or before the recording started."
+        f" Those launched outside the counted steps, or before the recording, take another "
+        f"{format_ns(recorded - whole)}."
     )
 
 
@@ -491,7 +491,7 @@ def _of_shapes(
         )
     for why, lost_ns in reasons.drop_nulls("why").iter_rows():
         meanings = " and ".join(_REASONS[one] for one in why.split(", "))
-        yield f"{text(lost_ns)} lost with {meanings}."
+        yield f"{meanings[:1].upper()}{meanings[1:]}: {text(lost_ns)} lost."
     if (reach := top["reach"][0]) is not None:
         yield f"Other products reach {format_frac(reach)} of the roof: time above that is lost."
 

@@ -77,7 +77,7 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
 
 
 def _at(losses: pl.DataFrame, gaps: pl.DataFrame) -> pl.Series:
-    """Whether losses are in gaps, or waits for the rank of a long gap in this step, half as long."""
+    """Whether losses are in gaps, or half as long waits for a rank with a long gap in the step."""
     longest = (
         gaps.filter(activities.IS_LONG)
         .group_by("step", root_rank="rank")
@@ -626,12 +626,11 @@ def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
         if cause == causes.PEER:
             yield f"Total: {format_ns(total)}; {text}, with waits that other findings count."
             return
-        waited = ", with the wait time of other ranks for it"
-        waited *= bool(time.of_cause(cause)["waited"].any())
-        short = ", with late launches in short gaps" * (cause == causes.LAUNCH and not waited)
+        waited = " with the wait time of other ranks" * bool(time.of_cause(cause)["waited"].any())
+        short = " with late launches in short gaps" * (cause == causes.LAUNCH and not waited)
         yield (
-            f"Total: {format_ns(total)}{waited}{short}; {text} on the devices themselves, also "
-            "outside of counted steps."
+            f"Total: {format_ns(total)}{waited}{short}; {text} of idle time, steps that do not "
+            "count included."
         )
 
 
@@ -734,9 +733,9 @@ def _places(gaps: pl.DataFrame) -> Iterator[str]:
     """Yield the place of the host in most of the longest gaps."""
     name, ns, n = activities.main_place(gaps)
     if n > 1:
-        share = format_frac(ns / int(gaps["cause_ns"].sum()))
-        where = f"In {n:,} of the longest gaps ({share} of their time), the host is in"
-        yield f"{where} {frame_text(name)}."
+        share = ns / int(gaps["cause_ns"].sum())
+        part = "all" if share == 1 else f"{format_frac(share)} of the time"
+        yield f"In {part} of the longest gaps, the host is in {frame_text(name)}."
 
 
 def _loading(result: GpuIdle) -> Iterator[str]:

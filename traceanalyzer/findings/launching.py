@@ -224,8 +224,8 @@ def synchronising(answers: Answers) -> Iterator[str]:
         if 2 * result.synchronising.synchronising_idle_ns < idle:
             share = format_frac(1 - result.synchronising.synchronising_idle_ns / idle)
             yield (
-                f"{share} of it is host code between such a call and the next launch: without the "
-                "call it would be overlapped with device work."
+                f"{share} of it is host code after such calls, before the next launch: without "
+                "them, it would overlap with GPU work."
             )
 
 
@@ -241,11 +241,8 @@ def launching(answers: Answers) -> Iterator[str]:
         )
     lost = int(answers.time.of_cause(causes.LAUNCH)["lost_ns"].sum())
     elsewhere = "also outside steps and in gaps with another cause"
-    basis = elsewhere if waiting_ns > lost else "in launch-bound stretches only"
-    yield (
-        f"All devices wait {format_ns(lost)} in total for late launches (the command launches: "
-        f"{format_ns(waiting_ns)}, {basis})."
-    )
+    basis = elsewhere if waiting_ns > lost else "launch-bound stretches only"
+    yield f"The command launches counts {format_ns(waiting_ns)} in total: {basis}."
     place, share = _waiting_place(result)
     if place:
         yield f"{format_frac(share)} of the time waiting for launches is in {frame_text(place)}."

@@ -363,7 +363,7 @@ class Measured:
 
 def without_others(share: float, left: float) -> str:
     """Return the share of a cost that no other finding counts, unless 90 % of it are left."""
-    return f", {format_frac(share)} without what other findings count" * (left < 0.9)
+    return f"; {format_frac(share)} in no other finding" * (left < 0.9)
 
 
 #: What costs in warm-up steps are a share of.

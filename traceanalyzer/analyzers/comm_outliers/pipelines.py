@@ -145,9 +145,9 @@ class Pipeline(NamedTuple):
         several, more = self.chunks > 1, self._with_more.bubble_frac
         return (
             f"{known}, {f'an interleaved ({self.chunks} chunks per stage)' if several else 'a'} "
-            f"1F1B schedule has a bubble of {format_frac(self.bubble_frac)}: (stages - 1) / "
-            f"({'chunks * ' * several}micro-batches + stages - 1). With {_MORE} times as many "
-            f"it is {format_frac(more)}, and each takes {format_frac(self.gain_frac)} less time."
+            f"1F1B schedule has a bubble of {format_frac(self.bubble_frac)}, with "
+            f"{_MORE * self.batches} {format_frac(more)}: a micro-batch then takes "
+            f"{format_frac(self.gain_frac)} less time."
         )
 
 

@@ -733,16 +733,13 @@ def slow_links(result: CommOutliers) -> list[str]:
                 f"{_what(row)} has a transfer time of {time}: slower than a 10 Gbit/s network."
             )
             continue
-        where, peak, per = "", f"{row['link']} (", ")"  # the recording has no link, only GPUs
+        link = f"{row['link']}, per direction"  # the recording has no link, only GPUs
         if row["link"] == NETWORK:
-            where, peak, per = " between nodes", "", " (assuming 200 Gbit/s per GPU)"
+            link = "between nodes, assuming 200 Gbit/s per GPU"
         what = _what(row) + (f" of {_group_text(result, row['group'])}" if groups > 1 else "")
         is_known = result.has_all_ranks
         reaches = "reaches" if is_known else "waits for ranks without a file or has a slow link:"
-        texts.append(
-            f"{what} {reaches} {speed:.3g} GB/s{where}, {format_frac(row['link_frac'])} of the "
-            f"peak of {peak}{row['link_gbps']:g} GB/s per direction{per}."
-        )
+        texts.append(f"{what} {reaches} {speed:.3g} of {row['link_gbps']:g} GB/s ({link}).")
     return texts
 
 

@@ -95,6 +95,10 @@ class CudaApi(Result):
 # --- verdict and notes ---------------------------------------------------------------------
 
 
+#: Calls with a smaller share of the time are not named.
+_LEAST = 0.001
+
+
 def _verdict(result: CudaApi) -> str:
     """Describe the calls with most time, and findings with advice."""
     if not result.total_ns:
@@ -102,6 +106,7 @@ def _verdict(result: CudaApi) -> str:
     heaviest = [
         f"{call or 'calls without a name'} {format_frac(frac)}"
         for call, frac in result.calls.select("call", "total_frac").head(_NAMED).rows()
+        if frac >= _LEAST
     ]
     took = "takes" if result.n == 1 else "take"
     counted = f"{format_count(result.n, 'API call')} {took} {format_ns(result.total_ns)}"

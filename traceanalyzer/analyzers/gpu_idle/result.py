@@ -458,7 +458,7 @@ def _outside(result: GpuIdle) -> str:
         return ""
     idle, counted = result.idle_by_cause, result.counted_by_cause
     cause = result.names[max(idle, key=lambda name: idle[name] - counted[name])]
-    return f", and {format_ns(outside)} in total in warm-up or outside steps (mostly {cause})"
+    return f". Warm-up and time outside steps add {format_ns(outside)} in total: {cause}"
 
 
 def _who(result: GpuIdle) -> str:

@@ -125,7 +125,7 @@ def most_time(rows: pl.DataFrame, column: str, whole: int) -> str:
     """Name the first rows with time, each with its share of the whole."""
     largest = rows.filter(pl.col(column) > 0).head(_NAMED)
     parts = [
-        f"{name} ({format_ns(value)}, {format_frac(value / whole)})"
+        f"{name} ({format_frac(value / whole)})"
         for name, value in largest.select("name", column).iter_rows()
     ]
     return ", ".join(parts)

@@ -246,7 +246,6 @@ RECORD = _NCU.format("--set full")
 NOTHING_RECORDED = f"no metric of a roofline and no speed of light were recorded; {RECORD}"
 #: Use of tensor cores above which their missing operations matter.
 _TENSOR_USED = 0.01
-_NAMED = 3
 #: Share of the kernel time from which on it is all of it.
 _ALL = 0.9995
 #: Characters of a name in a sentence.
@@ -335,18 +334,17 @@ def _size(result: Roofline) -> str:
 
 
 def _longest(result: Roofline) -> str:
-    parts = []
     known = result.kernels.filter(pl.col("work_tflops") > 0)
-    for row in known.head(_NAMED).iter_rows(named=True):
+    first = "Longest" if result.time_ns else "Fastest"
+    if known.height < result.kernels.height:
+        first += " with known work"
+    for row in known.head(1).iter_rows(named=True):
         share = f" ({format_frac(row['time_frac'])} of all kernel time)" if row["time_frac"] else ""
         speed = f"{row['work_tflops']:.4g} TFLOP/s in {row['precision']}"
         roof = f", {format_frac(row['roof_frac'])} of its roof" if row["roof_frac"] else ""
         bound = f", {row['bound']} bound" if row["bound"] else ""
-        parts.append(f"{_brief(row['name'])}{share} {speed}{roof}{bound}")
-    first = "Longest" if result.time_ns else "Fastest"
-    if known.height < result.kernels.height:
-        first += " with known work"
-    return f"{first}: {'; '.join(parts)}." if parts else ""
+        return f"{first}: {_brief(row['name'])}{share}, {speed}{roof}{bound}."
+    return ""
 
 
 def _brief(name: str) -> str:
@@ -365,8 +363,8 @@ def _bounds(result: Roofline) -> str:
     ordered = shares.sort("time_ns", "bound", descending=[True, False]).rows()
     parts = listed([f"{name} {format_frac(part)}" for name, part in ordered])
     covered = float(rows["time_frac"].sum())
-    of = f" (of the time with a known bound, {format_frac(covered)} of all kernel time)"
-    return f"Time by limit{of if covered < _ALL else ''}: {parts}."
+    of = f" with a known bound ({format_frac(covered)} of all kernel time)"
+    return f"Limits of the time{of if covered < _ALL else ''}: {parts}."
 
 
 def _rule(result: Roofline) -> str:

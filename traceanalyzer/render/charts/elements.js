@@ -39,12 +39,13 @@ function cut(text, room) {
   return kept(short);
 }
 
-/** Moves a tooltip beside the pointer, inside the window. */
-function placeTip(tip, event) {
-  const { width, height } = tip.getBoundingClientRect();
+/** Moves a tooltip beside the pointer, inside the window; above it rather than over a box of details below. */
+function placeTip(tip, event, box) {
+  const { width, height } = tip.getBoundingClientRect(), top = box?.childElementCount ? box.getBoundingClientRect().top : 0;
   const x = event.clientX + 14 + width > innerWidth ? event.clientX - width - 12 : event.clientX + 14;
+  const y = event.clientY + 16, until = top > event.clientY ? Math.min(top, innerHeight) : innerHeight;
   tip.style.left = `${Math.max(x, 4)}px`;
-  tip.style.top = `${Math.max(Math.min(event.clientY + 16, innerHeight - height - 4), 4)}px`;
+  tip.style.top = `${Math.max(y + height + 4 > until ? event.clientY - height - 12 : y, 4)}px`;
 }
 
 /** A list of names and values. */

@@ -256,7 +256,7 @@ class Viewer {
     if (!what) return;
     const rows = [html('b', {}, what.title), ...what.facts.filter(([, value]) => value).map(([, value]) => html('div', {}, value))];
     this.tip.replaceChildren(...rows);
-    placeTip(this.tip, event);
+    placeTip(this.tip, event, this.details);
   }
 
   hover(box, event) {

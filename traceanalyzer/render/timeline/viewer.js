@@ -149,7 +149,7 @@ class Viewer extends Zoomable {
     this.tip.classList.toggle('visible', Boolean(known));
     if (!known) return;
     this.tip.replaceChildren(facts(this.#describe(lane, value)));
-    placeTip(this.tip, event);
+    placeTip(this.tip, event, this.pinned);
   }
 
   /** What a lane does at a moment, or in a step. */
