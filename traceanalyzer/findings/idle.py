@@ -67,28 +67,14 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         for apart, one_cause in launching.APART:
             inside, result = apart(result)
             if cause == one_cause:
-                yield from _measured(cause, inside, both.filter(_at(both, inside.gaps)), answers)
-            losses = losses.filter(~_at(losses, inside.gaps))
+                chosen = both.filter(launching.at_gaps(both, inside.gaps))
+                yield from _measured(cause, inside, chosen, answers)
+            losses = losses.filter(~launching.at_gaps(losses, inside.gaps))
     if cause == causes.HOST_CODE:
         one, of_one, result = straggling.code_of_one_rank(result, losses)
         yield from _measured(cause, one, of_one, answers)
         losses = losses.join(of_one, on=[*DEVICE, "start"], how="anti", nulls_equal=True)
     yield from _measured(cause, result, losses, answers)
-
-
-def _at(losses: pl.DataFrame, gaps: pl.DataFrame) -> pl.Series:
-    """Whether losses are in gaps, or half as long waits for a rank with a long gap in the step."""
-    longest = (
-        gaps.filter(activities.IS_LONG)
-        .group_by("step", root_rank="rank")
-        .agg(gap=(pl.col("end") - pl.col("start")).max())
-    )
-    rows = losses.join(
-        longest, on=["step", "root_rank"], how="left", nulls_equal=True, maintain_order="left"
-    )
-    return within(losses, gaps) | (rows["waited"] & (2 * rows["lost_ns"] > rows["gap"])).fill_null(
-        value=False
-    )
 
 
 def _measured(
@@ -128,12 +114,10 @@ def _measured(
         waiting = f"{waiting}, {slower}"
         advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
     waiting += straggling.runs_alone(answers, ranks, result.activity(cause)) * of_host
-    if cause == causes.HOST_CODE and (stalled := launching.stalled(result, answers, steps)):
-        advice = stalled
+    if cause == causes.HOST_CODE:
+        advice = launching.of_host_code(result, answers, steps) or advice
     if cause in _GROWING and (grown := _growing(losses, time, ranks)):
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
-    if cause == causes.HOST_CODE and answers.reads_copies and result.activity(cause).runs_python:
-        advice = _ON_GPU.format(result.activity(cause).text)
     moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
     unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
     by_design = cause == causes.HOST_CODE and launching.waits_by_design(result, time.frac(total))
@@ -311,11 +295,6 @@ _AFTER_ARRIVAL = "after every rank has arrived"
 _FOR_OTHERS = "(waiting for other ranks, or slow communication)"
 
 
-#: Advice for code that works on copies of what the GPU computed.
-_ON_GPU = (
-    "{} works on the CPU with data of the GPU: do this on the GPU (tensor operators instead of "
-    "NumPy and Python loops), or less often."
-)
 #: Causes of idle time whose calls have a place.
 _PLACED = (causes.SYNCHRONISATION, causes.LAUNCH)
 

@@ -35,7 +35,7 @@ from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import DEVICE, MOST
-from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule
+from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule, within
 from traceanalyzer.units import (
     NS_PER_MS,
     format_bytes,
@@ -77,6 +77,17 @@ def _apart(result: GpuIdle, chosen: pl.Expr, cause: str) -> tuple[GpuIdle, GpuId
 
 #: What is set apart from late launches and host code, and the cause that it then has.
 APART = ((at_stops, causes.LAUNCH), (at_rival, causes.HOST_CODE))
+
+
+def at_gaps(losses: pl.DataFrame, gaps: pl.DataFrame) -> pl.Series:
+    """Whether losses are in gaps, or half as long waits for a rank with a long gap in the step."""
+    longest = gaps.filter(IS_LONG).group_by("step", root_rank="rank")
+    rows = losses.join(
+        longest.agg(gap=(pl.col("end") - pl.col("start")).max()),
+        on=["step", "root_rank"], how="left", nulls_equal=True, maintain_order="left",
+    )  # fmt: skip
+    waits = (rows["waited"] & (2 * rows["lost_ns"] > rows["gap"])).fill_null(value=False)
+    return within(losses, gaps) | waits
 
 
 def by_range(gaps: pl.DataFrame) -> Iterator[str]:
@@ -363,11 +374,16 @@ RECORD_GPU = (
 _EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select", 10 * NS_PER_MS
 
 
-def stalled(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
-    """Return advice if PyTorch's own code takes many times as long in few steps; else empty."""
+def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
+    """Return advice for work on copies of what the GPU computed, or for stalls; else empty.
+
+    PyTorch's own code that takes many times as long in few steps stalls.
+    """
     code, known = result.activity(causes.HOST_CODE), answers.of(Steps)
     rows = known.only_slow if known is not None else None
     name = re.search(_OF_OPTIMIZER, code.range or code.place)
+    if answers.reads_copies and code.runs_python:
+        return _ON_GPU.format(code.text)
     if rows is None or not steps or not name:
         return ""
     rows = rows.filter(pl.col("step").is_in(steps), pl.col("name") == name.string)
@@ -375,6 +391,10 @@ def stalled(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
     return _STALLED.format(name[0]) if longer else ""
 
 
+_ON_GPU = (
+    "{} works on the CPU with data of the GPU: do this on the GPU (tensor operators instead of "
+    "NumPy and Python loops), or less often."
+)
 #: Ranges of PyTorch whose code is the same in all steps; a stall is so many times as long.
 _OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
 _STALLED = (
