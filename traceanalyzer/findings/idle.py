@@ -598,19 +598,18 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
 
 def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:
     """Yield the total time, and that of ``gpu-idle`` if it differs."""
-    total = int(time.of_cause(cause)["lost_ns"].sum())
+    rows = time.of_cause(cause)
+    total, waited = int(rows["lost_ns"].sum()), bool(rows["waited"].any())
     counted = int(result.by_device.units[f"{cause}_ns"].sum())
     if abs(counted - total) > _ALIKE * total:
         text = f"gpu-idle counts {format_ns(counted)}"
         if cause == causes.PEER:
             yield f"Total: {format_ns(total)}; {text}, with waits that other findings count."
             return
-        waited = " with the wait time of other ranks" * bool(time.of_cause(cause)["waited"].any())
-        short = " with late launches in short gaps" * (cause == causes.LAUNCH and not waited)
-        yield (
-            f"Total: {format_ns(total)}{waited}{short}; {text} of idle time, steps that do not "
-            "count included."
-        )
+        more = " with late launches in short gaps" * (cause == causes.LAUNCH)
+        more = " with the wait time of other ranks" if waited else more
+        rest = "of idle time, steps that do not count included"
+        yield f"Total: {format_ns(total)}{more}; {text} {rest}."
 
 
 #: Totals that differ by less are not compared.
