@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from comm_traces import GEMM, US, device, host, step, trace
+from comm_traces import GEMM, MS, US, device, host, step, trace
 from hypothesis import given, settings, strategies as st
 
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import (
 )
 from traceanalyzer.analyzers.gpu_idle.compute import gpu_idle
 from traceanalyzer.findings import diagnose
-from traceanalyzer.findings.launching import at_rival, at_stops, by_range
+from traceanalyzer.findings.launching import at_gaps, at_rival, at_stops, by_range
 from traceanalyzer.trace import Trace
 
 modest = settings(max_examples=50, deadline=None)
@@ -326,6 +326,7 @@ def stopped(
         ((69, 130, 250), 0.0, 2, "/proc/pressure/cpu"),
         ((69, 130, 250), 0.0, 1, ""),
         ((69, 130, 191, 313), 0.0, 1, "pidstat"),
+        ((69, 130, 191), 0.0, 1, "pidstat"),
         ((69, 130, 202, 313), 0.0, 1, ""),
         ((69, 130, 250), 40.0, 2, ""),
         ((69, 169), 0.0, 1, ""),
@@ -343,6 +344,20 @@ def test_stops_of_the_host(ends: tuple[float, ...], late: float, ranks: int, adv
     assert (inside.gaps.height > 0) == bool(advice)
     assert inside.gaps.height + rest.gaps.height == result.gaps.height
     assert not rest.stops[1]
+
+
+def test_waits_for_a_rank_at_its_stops() -> None:
+    """They count as the stop: those of the same step that are half as long or longer."""
+    place = {"path": "a", "rank": 0, "device": 0, "start": 0, "end": 20 * MS, "step": "1"}
+    gaps = pl.DataFrame([place, {**place, "end": MS, "step": "2"}])
+    waits = [("1", 0, 18 * MS), ("1", 0, 9 * MS), ("2", 0, 18 * MS), ("1", 2, 18 * MS)]
+    losses = pl.DataFrame(
+        {"path": "b", "rank": 1, "device": 0, "start": 0, "end": ns, "step": step}
+        | {"waited": True, "root_rank": root, "lost_ns": ns}
+        for step, root, ns in waits
+    )
+    assert at_gaps(losses, gaps).to_list() == [True, False, False, False]
+    assert not at_gaps(losses.with_columns(waited=pl.lit(value=False)), gaps).any()
 
 
 @pytest.mark.parametrize(("ends", "found"), [((69, 169, 369), 3), ((69, 130, 250), 0)])

@@ -325,14 +325,14 @@ def test_an_operator_on_the_cpu_before_copies_to_the_device_is_another_finding()
     assert {"exposed-copies", "host-code"} <= {one.id for one in findings}
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_host_code_on_what_it_copies_is_one_finding(same: bool) -> None:
+@pytest.mark.parametrize(("same", "name"), [(True, "sample"), (True, "log"), (False, "log")])
+def test_host_code_on_what_it_copies_is_one_finding(same: bool, name: str) -> None:
     """A copy of 2 ms after each kernel of 4 ms, then 3 ms of Python."""
     events = []
     for number in range(6):
         at = 10 * MS * number
         copy = host("cuda_runtime", "cudaMemcpyAsync", at + MS, 5 * MS, correlation=2 * number + 1)
-        log = host("python_function", "train.py(9): log", at + 5 * US, 9 * MS)
+        log = host("python_function", f"train.py(9): {name}", at + 5 * US, 9 * MS)
         if not same:
             log |= {"ts": at + 6 * MS + US, "dur": 3 * MS}
             events.append(host("python_function", "train.py(4): load", at + 5 * US, 5_900 * US))
@@ -347,6 +347,7 @@ def test_host_code_on_what_it_copies_is_one_finding(same: bool) -> None:
         ]  # fmt: skip
     found = {one.id: one for one in ta.diagnose(trace(events)).diagnosis}
     assert ("exposed-copies" not in found) == same
+    assert ("do this on the GPU" in found["host-code"].advice) == (name == "sample")
     cost = 6 * MS if same else 4 * MS
     assert found["host-code"].cost_ns == pytest.approx(cost, abs=20 * US)
 

@@ -61,6 +61,12 @@ def found(path: Path) -> list[Measured]:
     return measurements("far-from-roof", examined.results["efficiency"], **examined.results)
 
 
+@pytest.mark.parametrize(("us", "n"), [(279.5, 0), (400, 1)])
+def test_products_that_are_about_equal_lose_nothing(tmp_path: Path, us: float, n: int) -> None:
+    calls = [product(4096, 4096, 4096, 277), product(4096, 4096, 4104, us)]
+    assert len(found(write(tmp_path / "a.json", calls))) == n
+
+
 @pytest.mark.parametrize(("us", "reach"), [(200, 2 * 4096**3 / BF16 / 200e-6), (0, 1)])
 def test_cost_is_the_time_above_what_others_reach_of_the_roof(
     tmp_path: Path, us: float, reach: float

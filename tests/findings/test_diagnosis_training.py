@@ -263,7 +263,7 @@ def test_zero_reduces_in_each_micro_batch_by_design() -> None:
         assert ("larger micro-batches" in one.advice) == of_zero
 
 
-@pytest.mark.parametrize("size", [1 << 21, 1 << 20])
+@pytest.mark.parametrize("size", [1 << 21, 2_064_384, 1 << 20])  # padding differs
 def test_sums_between_replicas_of_shards(size: int) -> None:
     """HSDP of 2 x 2 ranks: each rank sums its part of the gradients over the replicas."""
 
@@ -280,11 +280,11 @@ def test_sums_between_replicas_of_shards(size: int) -> None:
         return trace(events, rank, world_size=4)
 
     (one,) = judged("exposed-communication", *map(rank_of, range(4)))
-    assert ("set_requires_all_reduce" in one.advice) == (size == 1 << 21)
+    assert ("set_requires_all_reduce" in one.advice) == (size > 1 << 20)
     assert "in 2 groups of 2 ranks" in one.evidence[0]
     assert "8 calls (2 per step and GPU)" in one.evidence[0]
     # overlap with compute cannot hide the last sum, but fewer bytes make it shorter
-    assert (one.most_gain_ns is None) == (size == 1 << 21)
+    assert (one.most_gain_ns is None) == (size > 1 << 20)
 
 
 def test_sums_of_the_forward_pass_too_are_no_gradients() -> None:

@@ -25,6 +25,7 @@ from traceanalyzer.analyzers.cuda_api.result import (
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
     IS_LONG,
+    LOGS,
     advice_on_launches,
     advice_on_slice,
     main_place,
@@ -382,7 +383,8 @@ def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str
     code, known = result.activity(causes.HOST_CODE), answers.of(Steps)
     rows = known.only_slow if known is not None else None
     name = re.search(_OF_OPTIMIZER, code.range or code.place)
-    if answers.reads_copies and code.runs_python:
+    logs = LOGS.search(f"{code.called} {code.frame}")  # which the GPU cannot do
+    if answers.reads_copies and code.runs_python and not logs:
         return _ON_GPU.format(code.text)
     if rows is None or not steps or not name:
         return ""

@@ -29,7 +29,7 @@ _PARTS = {
     FORWARD: r"(?i)forward|^nn\.Module: |generate|(?:train|eval|valid|test)\w*_step|^execute_",
 }
 #: Functions that log or send measurements.
-_LOGS = re.compile(
+LOGS = re.compile(
     r"(?i)wandb|mlflow|tensorboard|comet_ml|neptune|summarywriter|logging[/\\]"
     r"|(?:^|[ ._])(?:log(?!_?(?:softmax|sigmoid|prob|sum|normal|cosh|det))|report|track|add_scalar)"
     r"(?:_|\b)"
@@ -582,7 +582,7 @@ def _of_optimizer(one: Activity) -> str:
 
 
 def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
-    if _LOGS.search(one.called or one.frame):
+    if LOGS.search(one.called or one.frame):
         return f"Call {frame_text(one.called or one.frame)} less often, or from another thread."
     if not pytorch:
         return f"Make {one.text} faster, or call it less often."
@@ -599,7 +599,7 @@ def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
 
 def advice_on_wait(one: Activity) -> str:
     """Return the change that fits a wait of the host."""
-    if one.wait == DATA and _LOGS.search(caller := one.called or one.frame):
+    if one.wait == DATA and LOGS.search(caller := one.called or one.frame):
         line = f" ({one.line})" if one.line not in ("", frame_text(caller)) else ""
         return (
             f"{frame_text(caller)} waits for a reply{line}: call it less often, or from another "
@@ -847,7 +847,7 @@ def advice_on_slice(name: str, *, pytorch: bool) -> str:
         return f"Do not call {text} in the loop."
     if _EVALUATES.search(name):
         return f"Call {text} less often, on fewer batches, or in another process."
-    if _LOGS.search(name):
+    if LOGS.search(name):
         return f"Call {text} less often, or from another thread."
     return (
         advice_on_files(name, pytorch=pytorch)
