@@ -368,6 +368,10 @@ COPY = (
         ("a<b>::c<d>(e)", "c<d>"),
         ("", ""),
         ("(((", "((("),
+        (
+            "void ck_tile::kentry<256, 2, ck_tile::FmhaFwdKernel<ck_tile::Async>, X>(ck_tile::Y)",
+            "FmhaFwdKernel<Async>",
+        ),
     ],
 )
 def test_short_names(name: str, short: str) -> None:

@@ -55,7 +55,7 @@ _LAMBDA = re.compile(
 )
 _WRAPPED = re.compile(r"\bgpu_(?:index_)?kernel_impl(?:_nocast)?<")
 #: Kernels that only launch their template argument.
-_LAUNCHERS = ("kernel", "Kernel", "Kernel2", "device_kernel")
+_LAUNCHERS = ("kernel", "Kernel", "Kernel2", "device_kernel", "kentry")
 
 #: Plain template arguments: numbers, booleans, number types.
 _PLAIN = re.compile(
@@ -123,7 +123,9 @@ def _brief(name: str) -> tuple[str, list[str]]:
     called, arguments = _parts(name)
     plain = called.rpartition("::")[2]
     parts = _arguments(arguments) if arguments else []
-    return (parts[0], []) if plain in _LAUNCHERS and len(parts) == 1 else (plain or name, parts)
+    kinds = [part for part in parts if not _PLAIN.fullmatch(part)]
+    launches = plain in _LAUNCHERS and (len(parts) == 1 or plain == "kentry")
+    return (kinds[0], []) if launches and kinds else (plain or name, parts)
 
 
 @lru_cache(maxsize=1 << 16)

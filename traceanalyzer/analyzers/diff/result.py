@@ -369,7 +369,7 @@ def _by(row: dict[str, Any]) -> str:
     if row["pairing"] == FUSED:
         is_fused = row["before_n"] >= row["after_n"]
         return f": {before} {'fused' if is_fused else 'split'} into {after}"
-    return f": {after} in place of {before}"
+    return f": {after} in place of {before}" if after != before else ""  # short names may be alike
 
 
 def _changed(row: dict[str, Any], name: str) -> str:
