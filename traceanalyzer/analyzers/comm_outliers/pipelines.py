@@ -142,11 +142,11 @@ class Pipeline(NamedTuple):
         known = f"With {self.stages} stages and {self.batches} micro-batches per step"
         if rest_frac < _LESS * self.bubble_frac:
             return f"{known}, ranks wait less than in a 1F1B schedule: this is another schedule."
-        several, more = self.chunks > 1, self._with_more.bubble_frac
+        several, more = self.chunks > 1, self._with_more
         return (
             f"{known}, {f'an interleaved ({self.chunks} chunks per stage)' if several else 'a'} "
-            f"1F1B schedule has a bubble of {format_frac(self.bubble_frac)}, with "
-            f"{_MORE * self.batches} {format_frac(more)}: a micro-batch then takes "
+            f"1F1B schedule has a bubble of {format_frac(self.bubble_frac)}; with {more.batches} "
+            f"micro-batches it is {format_frac(more.bubble_frac)}, and each takes "
             f"{format_frac(self.gain_frac)} less time."
         )
 
