@@ -14,6 +14,7 @@ from traceanalyzer.analyzers.base import Analyzer, Reading
 from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.memory import GrowthOptions, attribution, ledger, rank_memory, steps
+from traceanalyzer.analyzers.memory.oom_causes import ADVICE
 from traceanalyzer.analyzers.memory.rank_memory import known_table, with_line
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import MissingData, OptionError
@@ -35,18 +36,8 @@ _GROWTH = headings(
     "grew_n: steps of growth, collected_bytes: freed at once"
 )
 _STEPS = headings("on: device, step, name, time_ns: ends at, live_bytes: live")
-#: What to check in lines whose memory grows.
-GROWTH_ADVICE = (
-    "Check what keeps these allocations alive: a list of losses (use .item() or .detach()), a "
-    "retained graph, a cache."
-)
-#: What to check in lines whose memory is freed at once after several steps.
-COLLECTED_ADVICE = (
-    "Look for a reference cycle (an object that refers to itself through others): only the garbage "
-    "collector frees it. Test: with gc.collect() after each step the memory no longer grows. Break "
-    "the cycle (weakref, del, no closure over self); a list that is cleared every few steps looks "
-    "the same. After gc.freeze() the collector does not look at objects that exist already."
-)
+#: What to check in lines whose memory grows, and in those whose memory is freed at once later.
+GROWTH_ADVICE, COLLECTED_ADVICE = (ADVICE["other"][name] for name in ("growth", "cycle"))
 _SOURCES = {
     steps.OPTIMIZER: "No step annotations: a step ends when the optimizer finishes.",
     steps.BACKWARD: "No step annotations: a step ends when a backward pass finishes.",

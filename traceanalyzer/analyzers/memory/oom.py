@@ -234,7 +234,7 @@ def _errors(
         private = rank.of_device(history.device)[0].drop_nulls("pool")
         in_pools = 2 * private["total_bytes"].sum() > (sizes["reserved_bytes"] or 0)
         if reason == oom_causes.ELSEWHERE and in_pools and private["pool"].n_unique() > 1:
-            advice = oom_causes.ONE_POOL
+            advice = oom_causes.ADVICE["failed"]["private pools"]
         if reason == oom_causes.DEMAND:
             frames = rank.lines.paths(pl.Series([row["stack"]], dtype=pl.UInt32))[0]
             advice = oom_causes.demand_advice(at.request, frames or "", live) + advice

@@ -10,7 +10,11 @@ import polars as pl
 from traceanalyzer.analyzers.memory import regions
 from traceanalyzer.analyzers.memory.attribution import UNKNOWN as UNKNOWN_USE, frame_text
 from traceanalyzer.analyzers.memory.rank_memory import RankMemory
+from traceanalyzer.files import packaged
 from traceanalyzer.units import format_bytes
+
+#: Advice: about failed requests by cause, about the peak by category of memory, and other.
+ADVICE: dict[str, dict[str, str]] = packaged("analyzers/memory/advice.toml")
 
 FRAGMENTATION = "fragmentation"
 LIMIT = "limit"
@@ -190,9 +194,9 @@ def _advice(at: Situation, reason: str) -> str:
         had = format_bytes(at.capacity)
         return (
             f"check first what else uses the GPU (nvidia-smi): PyTorch had {had} of it, less than "
-            f"GPUs have (--capacity SIZE); if nothing does, {_ADVICE[reason]}"
+            f"GPUs have (--capacity SIZE); if nothing does, {ADVICE['failed'][reason]}"
         )
-    return _ADVICE[reason]
+    return ADVICE["failed"][reason]
 
 
 #: Memory of GPUs, and of their parts (MIG), in GiB; the driver and contexts take a part of it.
@@ -319,45 +323,8 @@ def growth_advice(grown: int) -> str:
     )
 
 
-_ADVICE = {
-    UNKNOWN: "take the snapshot with torch.cuda.memory._dump_snapshot, which records free memory",
-    LIMIT: "check torch.cuda.set_per_process_memory_fraction, and whether another process freed "
-    "memory after the error",
-    ELSEWHERE: "allocate on one stream, share the pool of CUDA graphs, or call "
-    "torch.cuda.empty_cache() between phases (the free memory belongs to other streams, private "
-    "pools or the other size class)",
-    OUTSIDE: "check nvidia-smi for other processes, NCCL, CUDA contexts and libraries; "
-    "NCCL_BUFFSIZE and fewer process groups reduce NCCL's memory",
-    DEMAND: "use a smaller batch, activation checkpointing, sharding or offloading (no allocator "
-    "setting helps)",
-}
-
-#: Advice if most reserved memory is in several private pools.
-ONE_POOL = (
-    "let the CUDA graphs share one pool (torch.cuda.graph(..., pool=...)), or capture fewer sizes: "
-    "the free memory belongs to the private pools of other graphs"
-)
 #: Reserved memory above this multiple of the allocated peak is mostly fragmentation or unused.
 _MUCH_RESERVED = 1.5
-#: What reduces the memory of each category.
-_BY_CATEGORY = {
-    "activations": "activation checkpointing (torch.utils.checkpoint), bfloat16 by torch.autocast, "
-    "or a smaller batch",
-    "optimizer state": "shard the optimizer state (FSDP, ZeroRedundancyOptimizer), or use 8-bit "
-    "states",
-    "parameters": "shard the parameters (FSDP), or load them in bfloat16",
-    "gradients": "shard the gradients (FSDP), and free them before the next forward pass "
-    "(zero_grad(set_to_none=True))",
-    "communication buffers": "fewer process groups, and gradient_as_bucket_view=True of "
-    "DistributedDataParallel",
-    "inputs": "a smaller batch, or fewer batches on the device at once",
-    "temporary": "smaller temporary tensors: in-place or fused operators (torch.compile)",
-}
-_UNKNOWN_CATEGORY = (
-    "record the history from the start of the program, with stacks "
-    "(torch.cuda.memory._record_memory_history() before the model is created), to see what most "
-    "of it is"
-)
 
 
 def advice_on_peak(category: str, allocated: int, reserved: int | None, line: str) -> str:
@@ -374,5 +341,6 @@ def advice_on_peak(category: str, allocated: int, reserved: int | None, line: st
             "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: much reserved memory is not "
             "allocated"
         )
-    of_line = f"allocate less in {line}, which keeps most of it" if line else _UNKNOWN_CATEGORY
-    return _BY_CATEGORY.get(category, of_line)
+    unknown = ADVICE["other"]["unknown category"]
+    of_line = f"allocate less in {line}, which keeps most of it" if line else unknown
+    return ADVICE["peak"].get(category, of_line)

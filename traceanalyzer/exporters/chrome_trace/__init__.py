@@ -143,8 +143,8 @@ class Kept:
     start_ns: int
     trace: Trace
     open_flows: Ints
-    slices: int = 0
-    readings: int = 0
+    slices: int
+    readings: int
 
 
 class JsonWriter:
@@ -200,10 +200,9 @@ class JsonWriter:
         return self._keep(trace.with_rank(_GROUP_RANK), 0, open_flows)
 
     def _keep(self, trace: Trace, start_ns: int, opened: Ints) -> Kept:
-        kept = Kept(len(self._kept) + 1, start_ns, trace, opened)
-        kept.slices, kept.readings = trace.events.height, trace.counters.height
-        self._kept.append(kept)
-        return kept
+        counts = trace.events.height, trace.counters.height
+        self._kept.append(Kept(len(self._kept) + 1, start_ns, trace, opened, *counts))
+        return self._kept[-1]
 
     def close(
         self,

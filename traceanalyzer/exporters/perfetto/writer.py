@@ -153,21 +153,13 @@ def _launches(trace: Trace, drawn: pl.Series, first: int) -> pl.DataFrame:
     return pl.concat(pl.DataFrame({"event": end, "flow": ids}) for end in ends)
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Readings of counters.
+def _counters(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the counters of the file, and the allocator's totals; finite readings only.
 
-    Attributes:
-        readings: ts, value, and counter (row of ``names``), sorted by time.
-        names: name, unit and pid (null: of the rank) of each counter.
+    Returns:
+        Readings: ts, value, and counter (row of the other table), sorted by time; name, unit and
+        pid (null: of the rank) of each counter.
     """
-
-    readings: pl.DataFrame
-    names: pl.DataFrame
-
-
-def _counters(trace: Trace) -> Counters:
-    """Return the counters of the file, and the allocator's totals; finite readings only."""
     name = pl.concat_str("name", "series", separator=" ", ignore_nulls=True)
     recorded = trace.counters.select(
         "ts", "value", "pid", name=name, unit=pl.lit("", pl.String)
@@ -177,7 +169,7 @@ def _counters(trace: Trace) -> Counters:
     names = rows.select(keys).unique(maintain_order=True).with_row_index("counter")
     numbered = rows.join(names, on=keys, nulls_equal=True, maintain_order="left")
     readings = numbered.sort("ts", maintain_order=True).select("ts", "value", "counter")
-    return Counters(readings, names.drop("counter"))
+    return readings, names.drop("counter")
 
 
 def _memory(trace: Trace) -> list[pl.DataFrame]:
@@ -254,15 +246,15 @@ class PerfettoWriter:
         times = (trace.events["ts"].min(), trace.counters["ts"].min())
         start_ns = min((time for time in times if isinstance(time, int)), default=0)
         written = self._begin(start_ns)
-        counters = _counters(trace)
-        tracks = lay_out(trace, counters.names, title, self._uuids)
+        readings, names = _counters(trace)
+        tracks = lay_out(trace, names, title, self._uuids)
         self._file.write(tracks.descriptors)
         opened = np.zeros(0, np.int64) if open_flows is None else open_flows
         first_flow = written.sequence << _OF_SEQUENCE
         rows = _slices(trace, tracks.of_event, start_ns, opened, first_flow)
         written.arrows = rows.flows.height - rows.flows["flow"].n_unique()
         self._write_slices(rows, written)
-        self._write_counters(counters, tracks.of_counter, written)
+        self._write_counters(readings, tracks.of_counter, written)
         return written
 
     def add_group(self, name: str, rows: pl.DataFrame, open_flows: Ints) -> Written:
@@ -385,8 +377,7 @@ class PerfettoWriter:
         written.slices = slices.ts.size
         written.open_flows = {row: first + at for row, at in encoder.open_flows}
 
-    def _write_counters(self, counters: Counters, uuids: Ids, written: Written) -> None:
-        readings = counters.readings
+    def _write_counters(self, readings: pl.DataFrame, uuids: Ids, written: Written) -> None:
         encoded = packets.counter_packets(
             written.sequence,
             readings["ts"].to_numpy() - written.start_ns,

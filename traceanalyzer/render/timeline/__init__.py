@@ -382,20 +382,20 @@ def _data(drawing: Lanes) -> dict[str, Any]:
         )
         for frame in (drawing.states, drawing.events, drawing.steps, *others)
     )
-    packed = Packed()
-    packed.add("states", states, gaps_and_lengths(states), {"kind": _state_codes(states)})
+    state = states["state"].to_physical().cast(pl.Int64).to_numpy()
     reasons, note = codes(states.select("peer", "cause"))
-    packed.columns["states"]["note"] = note
     names = ["name", "stream", "work_kind", "bytes", "operator", "collective"]
     kinds, kind = codes(events.select(names))
-    packed.add("events", events, gaps_and_lengths(events), {"kind": kind})
-    packed.columns["events"]["count"] = events["count"].to_numpy()
     step_names, step = codes(steps.select("step"))
-    packed.add("steps", steps, gaps_and_lengths(steps), {"kind": step})
     texts, text = codes(gaps.select("before", "after", "host"))
     begin, end = extent(drawing)
-    packed.add("gaps", gaps, gaps_and_lengths(gaps), {"kind": text})
-    packed.add("path", path, gaps_and_lengths(path))
+    tables = {
+        "states": (states, {"kind": state, "note": note}),
+        "events": (events, {"kind": kind, "count": events["count"].to_numpy()}),
+        "steps": (steps, {"kind": step}),
+        "gaps": (gaps, {"kind": text}),
+        "path": (path, {}),
+    }
     return {
         "extent": [begin, max(end, begin + 1)],
         "lanes": [
@@ -423,12 +423,8 @@ def _data(drawing: Lanes) -> dict[str, Any]:
             for row in marks.iter_rows(named=True)
         ],
         "merged": drawing.merged_ns,
-        "packed": packed.to_dict(lanes.height),
+        "packed": _packed(tables, lanes.height),
     }
-
-
-def _state_codes(states: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return states["state"].to_physical().cast(pl.Int64).to_numpy()
 
 
 def _texts(rows: list[tuple[Any, ...]]) -> list[Any]:
@@ -445,33 +441,24 @@ _LEVEL = 4  # half the time of the default, and 2 % larger
 _LONGEST = 10  # bytes of 64 bits, seven at a time
 
 
-class Packed:
-    """Tables whose rows are sorted by ``row``, the place of their lane.
+def _packed(
+    tables: Mapping[str, tuple[pl.DataFrame, Mapping[str, Ints]]], lanes: int
+) -> dict[str, Any]:
+    """Return the names of columns, the number of rows up to each lane's end, and the data.
 
-    Attributes:
-        columns: columns of each table, in order.
-        ends: number of rows of each table up to each lane's end.
+    Args:
+        tables: rows with ``row``, the place of their lane, sorted by it; columns besides their
+            times.
+        lanes: number of lanes.
     """
-
-    def __init__(self) -> None:
-        self.columns: dict[str, dict[str, Ints]] = {}
-        self.rows: dict[str, Ints] = {}
-
-    def add(self, table: str, frame: pl.DataFrame, *columns: Mapping[str, Ints]) -> None:
-        """Add a table."""
-        self.rows[table] = frame["row"].to_numpy()
-        self.columns[table] = {name: values for one in columns for name, values in one.items()}
-
-    def to_dict(self, lanes: int) -> dict[str, Any]:
-        """Return the tables' columns, the ends of the lanes' rows, and the data."""
-        ends = {
-            table: np.searchsorted(rows, np.arange(lanes), side="right").tolist()
-            for table, rows in self.rows.items()
-        }
-        values = [column for table in self.columns.values() for column in table.values()]
-        data = zlib.compress(b"".join(map(varints, values)), _LEVEL)
-        names = {table: list(columns) for table, columns in self.columns.items()}
-        return {"columns": names, "ends": ends, "data": b64encode(data).decode()}
+    columns = {name: gaps_and_lengths(rows) | {**more} for name, (rows, more) in tables.items()}
+    ends = {
+        name: np.searchsorted(rows["row"].to_numpy(), np.arange(lanes), side="right").tolist()
+        for name, (rows, _) in tables.items()
+    }
+    values = [column for table in columns.values() for column in table.values()]
+    data = b64encode(zlib.compress(b"".join(map(varints, values)), _LEVEL)).decode()
+    return {"columns": {name: [*columns[name]] for name in columns}, "ends": ends, "data": data}
 
 
 def varints(values: Ints) -> bytes:
