@@ -7,9 +7,11 @@ shown of them (:mod:`traceanalyzer.drawings`), which is all that renderers know.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, overload
 
 from traceanalyzer.drawings import (
     SCHEMA_VERSION as SCHEMA_VERSION,
@@ -30,6 +32,23 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
+
+S, P, T = TypeVar("S"), ParamSpec("P"), TypeVar("T")
+
+
+def memoized(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Compute once what a method or function of a frozen object returns for equal arguments."""
+
+    @wraps(method)
+    def once(self: S, *arguments: P.args, **options: P.kwargs) -> T:
+        known = vars(self).setdefault(f"_{method.__name__}", {})
+        key = (*arguments, *options.items())
+        if key not in known:
+            known[key] = method(self, *arguments, **options)
+        value: T = known[key]
+        return value
+
+    return once
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from traceanalyzer.findings.rule import (
     rule,
 )
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import Confidence, Severity
+from traceanalyzer.result import Confidence, Severity, memoized
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _MATH = "aten::_scaled_dot_product_attention_math"
@@ -475,7 +475,7 @@ _ALIGNED = 8
 
 def is_found(rule: Rule, answers: Answers) -> bool:
     """Whether a rule has a finding."""
-    return any(rule.severity(one.size or 0.0) for one in rule.judge(answers))
+    return any(rule.severity(one.size or 0.0) for one in answers.measured(rule))
 
 
 def _of_shapes(
@@ -580,6 +580,7 @@ def _one_by_one(answers: Answers, *, optimizer: bool, advice: str) -> Iterator[M
 _CACHE_UPDATE = r"transformers[/\\]cache_utils\.py\(\d+\): update$"
 
 
+@memoized
 def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, int, int, int]]:
     """Return kernels that concatenate more in each step: name, GPUs, time of each, first, last.
 

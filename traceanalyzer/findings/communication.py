@@ -232,7 +232,7 @@ def _nearly_full_memory(result: CommOutliers, answers: Answers) -> Iterator[Meas
     uses=("comm_outliers", "kernels"),
 )
 def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measured]:
-    time, sums = answers.time, result.scalars
+    time, sums = answers.time, result.sums
     if not sums["exposed_communication_ns"]:
         return
     rest = time.of_cause(EXPOSED).filter(~pl.col("waited"))

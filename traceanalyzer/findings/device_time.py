@@ -491,6 +491,8 @@ def _of_communication(
         _unexplained(comm),
         _on_slow_links(comm),
     ):
+        if claim.is_empty():
+            continue
         once = _disjoint(claim)
         yield intervals.overlap_with(once, exposed, DEVICE).rename({"overlap": "lost_ns"})
         exposed = intervals.subtract(exposed, once, DEVICE)

@@ -33,7 +33,7 @@ from traceanalyzer.findings.rule import (
     Rule,
     within,
 )
-from traceanalyzer.result import Confidence, Severity
+from traceanalyzer.result import Confidence, Severity, memoized
 from traceanalyzer.units import (
     format_bytes,
     format_count,
@@ -183,6 +183,7 @@ def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
     return losses
 
 
+@memoized
 def _after_waits(answers: Answers) -> pl.DataFrame:
     """Return losses by host code after waits for the device, if those take more time.
 
@@ -199,10 +200,10 @@ def _after_waits(answers: Answers) -> pl.DataFrame:
     if (
         not is_part
         or waits < code["lost_ns"].sum()
-        or not _waits_before(causes.HOST_CODE, answers)[0]
+        or not _waits_before(answers, causes.HOST_CODE)[0]
     ):
         return losses.clear()
-    return pl.concat([code.filter("waited"), _following_waits(causes.HOST_CODE, answers)])
+    return pl.concat([code.filter("waited"), _following_waits(answers, causes.HOST_CODE)])
 
 
 def _explained(
@@ -389,7 +390,7 @@ def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     reads = f"grad_scaler|(?:{activities.OFFLOADED})"
     names_it = cause == causes.HOST_CODE and bool(re.search(reads, f"{one.place} {one.called}"))
     names_it |= cause == causes.DATALOADING and 2 * answers.free_of_loader < 1  # it is the limit
-    call, _ = _waits_before(cause, answers) if cause in _OF_HOST and not names_it else ("", 0.0)
+    call, _ = _waits_before(answers, cause) if cause in _OF_HOST and not names_it else ("", 0.0)
     return f" Or remove the wait before it ({call}), so that the host runs ahead." if call else ""
 
 
@@ -578,7 +579,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
         yield from _loading(result)
         if not result.host.starts_workers:
             yield from _in_turn(answers, main_steps(time.of_cause(cause), time, ranks))
-    if cause in _OF_HOST and (before := _waits_before(cause, answers))[0]:
+    if cause in _OF_HOST and (before := _waits_before(answers, cause))[0]:
         yield (
             f"Right before {format_frac(before[1])} of it the host waits for the device "
             f"({before[0]}): without that call, {causes.NAMES[cause]} would overlap with device "
@@ -754,14 +755,15 @@ def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:
         yield f"Small copies to the GPU: {n:,}{each}, {format_bytes(size // n)} each on average."
 
 
-def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
+@memoized
+def _waits_before(answers: Answers, cause: str) -> tuple[str, float]:
     """Return the call that waits for the device before idle time of a cause, and the share of it.
 
     It is lost time without work in between. Empty if that is less than half of it, or if the host
     waits for a shorter time while the device works: it could not run that far ahead.
     """
     result, rows = answers.of(Launches), answers.time.in_stretches.filter(pl.col("cause") == cause)
-    whole, after = (int(r["lost_ns"].sum()) for r in (rows, _following_waits(cause, answers)))
+    whole, after = (int(r["lost_ns"].sum()) for r in (rows, _following_waits(answers, cause)))
     place = launching.synchronising_place(result) if result else {}
     if not place or not whole or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
         return "", 0.0
@@ -773,7 +775,7 @@ def _waits_before(cause: str, answers: Answers) -> tuple[str, float]:
     return f"{place['call']}{f' in {frame_text(where)}' if where else ''}", after / whole
 
 
-def _following_waits(cause: str, answers: Answers) -> pl.DataFrame:
+def _following_waits(answers: Answers, cause: str) -> pl.DataFrame:
     """Return losses of a cause that follow waits for the device without work in between.
 
     Small copies that block the host wait, too.

@@ -348,7 +348,7 @@ class _Candidate:
 
 
 def _candidates(rule: Rule, answers: Answers) -> Iterator[_Candidate]:
-    for measured in rule.judge(answers):
+    for measured in answers.measured(rule):
         if measured.confidence == "high" and not _repeats(measured, answers.time):
             measured = replace(measured, confidence="medium")
         measured = _free_of_loader(_limited(measured, rule, answers), rule, answers)
@@ -554,8 +554,8 @@ def budget(answers: Answers) -> pl.DataFrame:
     if transfers:
         name = comm.transfer_name if comm is not None else "transfer"
         rows.append((time.exposed, name, transfers))
-    if overlap is not None and overlap.scalars["communication_ns"]:
-        overlapped, span = (overlap.scalars[n] for n in ("overlapped_communication_ns", "span_ns"))
+    if overlap is not None and overlap.sums["communication_ns"]:
+        overlapped, span = (overlap.sums[n] for n in ("overlapped_communication_ns", "span_ns"))
         ns = round(overlapped * time.whole_ns / span)
         rows.append((OF_BUSY, "overlapped communication", ns))
     least = _LEAST * time.whole_ns

@@ -183,7 +183,7 @@ def described(results: Mapping[str, Result]) -> str:
         parts += sorted(models - {"GPU"})[:_MODELS]
     number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
     if isinstance(steps, Steps) and number:
-        median = steps.scalars["median_ns"]
+        median = steps.sums["median_ns"]
         length = format_ns(round(median)) if median else ""
         warm_up = steps.ranks.select(pl.col("warm_up").max()).item()
         after = f" after {warm_up:,} of warm-up" if warm_up else ""
@@ -200,7 +200,7 @@ def _mean(steps: Steps) -> str:
 
     That of an inference engine includes the time since the step before.
     """
-    rows, median = steps.counted, steps.scalars["median_ns"]
+    rows, median = steps.counted, steps.sums["median_ns"]
     of_engine = rows["phase"].null_count() < rows.height
     before = pl.col("before_ns").fill_null(0) if of_engine else 0
     mean = rows.select((pl.col("duration_ns") + before).mean()).item()

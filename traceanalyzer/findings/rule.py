@@ -1,5 +1,7 @@
 """Rules: what they check, and the measurements that they return."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -42,7 +44,7 @@ from traceanalyzer.findings.device_time import (
 )
 from traceanalyzer.findings.program import Program, program
 from traceanalyzer.frames import intervals
-from traceanalyzer.result import SEVERITIES, Confidence, Fix, Result, Severity
+from traceanalyzer.result import SEVERITIES, Confidence, Fix, Result, Severity, memoized
 from traceanalyzer.units import format_frac
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
@@ -73,6 +75,11 @@ class Answers:
     def get(self, name: str) -> Result | None:
         """Return the result of an analyzer, or None."""
         return self.results.get(name)
+
+    @memoized
+    def measured(self, rule: Rule) -> tuple[Measured, ...]:
+        """Return the measurements of a rule, of which others ask whether it has a finding."""
+        return tuple(rule.judge(self))
 
     def of(self, kind: type[R]) -> R | None:
         """Return the result of a class, or None."""
@@ -281,6 +288,7 @@ def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.Data
     return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
 
 
+@memoized
 def in_steps(result: Kernels, time: DeviceTime) -> pl.DataFrame:
     """Return the kernels that steps without warm-up launched; all kernels without steps."""
     if result.by_step is None:
@@ -377,7 +385,7 @@ def _nothing(_: Any) -> None:
     """Return that a result lacks nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """A check for one kind of problem, with its thresholds.
 

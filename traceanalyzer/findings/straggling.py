@@ -628,7 +628,7 @@ def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
 )
 def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     time = answers.time
-    late = [one for one in _straggler.judge(answers) if (one.size or 0.0) >= WARN_FRAC]
+    late = [one for one in answers.measured(_straggler) if (one.size or 0.0) >= WARN_FRAC]
     stragglers = [one for one in late if sum(one.explained.values()) < _HALF]
     of_others = [rank for one in stragglers for rank in one.ranks or (one.rank,)]
     waits = time.of_cause(WORK).filter(~pl.col("root_rank").is_in(of_others))

@@ -221,8 +221,10 @@ def overlaps(
     rows: pl.DataFrame, windows: Sequence[pl.DataFrame], by: Sequence[str] = ()
 ) -> list[pl.Series]:
     """Return the column ``overlap`` of :func:`overlap_with` for several frames of windows."""
-    _, (group, *window_groups) = group_numbers(by, rows, *windows)
     start, end, valid = _checked_bounds(rows)
+    if rows.is_empty() or all(frame.is_empty() for frame in windows):
+        return [nullable("overlap", np.zeros(start.size, np.int64), valid) for _ in windows]
+    _, (group, *window_groups) = group_numbers(by, rows, *windows)
     columns = []
     for frame, window_group in zip(windows, window_groups, strict=True):
         if frame.is_empty():

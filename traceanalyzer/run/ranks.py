@@ -100,7 +100,7 @@ def _of_rank(name: str, frame: pl.DataFrame, rank: int | None, mask: pl.Series) 
         if name != "flows":
             return frame.with_columns(moved).filter(bound)
         frame = frame.with_columns(event=pl.when(bound).then(moved))
-    if "rank" not in frame.columns:
+    if frame.is_empty() or "rank" not in frame.columns:
         return frame
     same = pl.col("rank").eq_missing(pl.lit(rank, dtype=pl.Int32))
     # names and counters without a rank belong to all ranks

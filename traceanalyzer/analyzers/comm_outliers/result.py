@@ -380,7 +380,7 @@ class CommOutliers(Result):
             return "communication, wait included"
         return "transfer" if self.has_all_ranks else "transfer, and wait for missing ranks"
 
-    @property
+    @cached_property
     def slow_links(self) -> pl.DataFrame:
         """The rows of ``groups`` with a small share of their link's peak, largest total first.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -194,23 +195,23 @@ class HostTime:
             waits=pl.concat([one.waits for one in several]),
         )
 
-    @property
+    @cached_property
     def loads_in_process(self) -> bool:
         """Whether PyTorch's DataLoader runs without worker processes."""
         return bool(self.loader["name"].str.contains(_SINGLE_PROCESS, literal=True).any())
 
-    @property
+    @cached_property
     def loads_tf_data(self) -> bool:
         """Whether a graph of TensorFlow waits for the elements of a dataset."""
         return bool(self.loader["name"].str.contains(causes.NEXT_ELEMENT).any())
 
-    @property
+    @cached_property
     def starts_workers(self) -> bool:
         """Whether data loading starts worker processes, and waits for their first batches."""
         starting = self.loader_code.filter(pl.col("name").str.contains(causes.STARTS_WORKERS))
         return bool(4 * starting["self_ns"].sum() > self.loader_code["self_ns"].sum())
 
-    @property
+    @cached_property
     def long_line(self) -> str | None:
         """The call that reads a line and takes longer than any read of a file, with its time."""
         reads_line = pl.col("name").str.contains(causes.READS_LINE)

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, mostly
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.drawings import Chart
-from traceanalyzer.result import Result, Table, View
+from traceanalyzer.result import Result, Table, View, memoized
 from traceanalyzer.units import format_first, format_frac, format_ns
 from traceanalyzer.vocabulary import ALLOCATE_HOST, call_class
 
@@ -112,13 +112,13 @@ class GpuIdle(Result):
         """The result in which a GPU shared by processes is one unit."""
         return self.whole or self
 
-    @property
+    @cached_property
     def span_ns(self) -> int:
         """Sum of the devices' spans."""
         units = self.by_device.units
         return int((units["end"] - units["start"]).sum())
 
-    @property
+    @cached_property
     def busy_ns(self) -> int:
         """Sum of the devices' busy time."""
         return int(self.by_device.units[f"{causes.BUSY}_ns"].sum())
@@ -128,13 +128,13 @@ class GpuIdle(Result):
         """Sum of the devices' idle time: span - busy."""
         return self.span_ns - self.busy_ns
 
-    @property
+    @cached_property
     def idle_by_cause(self) -> Mapping[str, int]:
         """Idle time of each cause in ns, summed over devices; adds up to ``idle_ns``."""
         units = self.by_device.units
         return {cause: int(units[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
-    @property
+    @cached_property
     def counted_steps(self) -> pl.DataFrame:
         """The steps without warm-up."""
         return self.steps.filter(~pl.col("warm_up"))
@@ -152,12 +152,12 @@ class GpuIdle(Result):
         steps = bool(self.by_device.counted_steps.height)
         return Basis(whole, self.counted.height, steps, self.coverage.on_host)
 
-    @property
+    @cached_property
     def counted_by_cause(self) -> Mapping[str, int]:
         """Idle time of each cause in the counted steps in ns, summed over devices."""
         return {cause: int(self.counted[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
-    @property
+    @cached_property
     def step_ns(self) -> int:
         """Time of all steps without warm-up, summed over devices; 0 without steps."""
         steps = self.by_device.counted_steps
@@ -169,6 +169,7 @@ class GpuIdle(Result):
         waited = int(self.by_device.counted_steps[f"{causes.DATALOADING}_ns"].sum())
         return waited / self.step_ns if self.step_ns else None
 
+    @memoized
     def of_cause(self, cause: str) -> pl.DataFrame:
         """Return the longest gaps with this main cause; of a main thread those in steps, if any."""
         rows = self.gaps.filter(pl.col("cause").cast(pl.String) == cause)
@@ -216,6 +217,7 @@ class GpuIdle(Result):
         late = activities.heading(self.activity(causes.LAUNCH), on_host=on_host)
         return names | ({causes.LAUNCH: late} if self.pauses_of(causes.LAUNCH)[1] else {})
 
+    @memoized
     def activity(self, cause: str) -> Activity:
         """Return what the host does in most of the time of the gaps with this main cause."""
         pauses, by = self.pauses_of(cause)
@@ -265,15 +267,15 @@ class GpuIdle(Result):
 
     def of_rank(self, rank: int | None) -> GpuIdle:
         """Return the result with the longest gaps of one rank; of all ranks for None."""
-        rows = self.gaps.filter(rank=rank) if rank is not None else self.gaps.clear()
-        return replace(self, gaps=rows) if rows.height else self
+        rows = self.gaps if rank is None else self.gaps.filter(rank=rank)
+        return replace(self, gaps=rows) if 0 < rows.height < self.gaps.height else self
 
     @property
     def allocates_on_host(self) -> bool:
         """Whether most of memory management is of host memory."""
         return call_class(self.activity(causes.MEMORY_MANAGEMENT).place) == ALLOCATE_HOST
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """The calls with most time that read files, if they are half of checkpoints and files."""
         calls = self.by_device.host.file_calls.filter(pl.col("name").str.contains(causes.READS))
@@ -365,7 +367,7 @@ class GpuIdle(Result):
             f"is {text or causes.NAMES[cause]}."
         )
 
-    @property
+    @cached_property
     def has_loader(self) -> bool:
         """Whether most of data loading is in a loader or range, not in functions named so."""
         rows, name = self.host.loader, pl.col("name").str

@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.kernel_names import OTHER, plain_float
 from traceanalyzer.analyzers.common.launching import Beginning, note_launched_before
 from traceanalyzer.analyzers.kernels import By
 from traceanalyzer.drawings import Chart
-from traceanalyzer.result import Result, Table, View
+from traceanalyzer.result import Result, Table, View, memoized
 from traceanalyzer.units import format_frac, format_ns, format_times
 
 _NAMED = 3
@@ -131,6 +131,7 @@ class Kernels(Result):
             scalars |= self.numbers("named_ns", *_REPLAYED)
         return self.view_from(_verdict, _notes, _tables, _charts, scalars=scalars)
 
+    @memoized
     def heaviest(self, key: str) -> pl.DataFrame:
         """``key`` (``family`` or ``name``), ``n`` and ``total_ns`` over all groups."""
         rows = self.families if key == "family" else self.names

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import polars as pl
@@ -159,7 +160,12 @@ class Overlap(Result):
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
-        return self.view_from(_verdict, _notes, _tables, _charts, scalars=_summed(self.devices))
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=self.sums)
+
+    @cached_property
+    def sums(self) -> Mapping[str, Any]:
+        """Its scalars: sums of the columns of ``devices``, and shares of them."""
+        return _summed(self.devices)
 
     @property
     def low(self) -> pl.DataFrame:
