@@ -40,8 +40,10 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
 
-# programs that tests start find the package compiled by the first of them
+# programs that tests start find the package compiled by the first of them, and the next run the
+# tests, whose assertions take most of the time of collecting them
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # the terminal in which the suite runs does not decide what is printed
 for _variable in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):

@@ -25,7 +25,6 @@ FILES = pytest.mark.parametrize("path", small_files(), ids=name_of)
 REQUESTED = ON_REQUEST
 
 
-@pytest.mark.sample(2)
 @pytest.mark.sample(4)
 @FILES
 def test_format_is_detected_by_content(path: Path, tmp_path: Path) -> None:
@@ -46,7 +45,6 @@ def test_tables_satisfy_the_schema(path: Path) -> None:
         assert trace.meta.path == str(path)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.sample(4)
 @FILES
 def test_scan_and_python_are_equivalent(path: Path) -> None:
@@ -56,7 +54,6 @@ def test_scan_and_python_are_equivalent(path: Path) -> None:
         assert differences(plain, read(path, columns=columns)) == []
 
 
-@pytest.mark.sample(3)
 @pytest.mark.sample(4)
 @FILES
 def test_selection_of_kinds(path: Path) -> None:

@@ -1,19 +1,15 @@
 """One-way imports between the parts of the package, from the source."""
 
-import ast
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
+from package_sources import FILES, PACKAGE, source_of
 
 from traceanalyzer.analyzers import registry
 from traceanalyzer.cli.commands import all_commands
-
-PACKAGE = Path(__file__).parents[1] / "traceanalyzer"
-FILES = sorted(PACKAGE.rglob("*.py"))
 
 #: Modules at the root that every room uses, and the tables of the house.
 LOWEST = {"errors", "units", "vocabulary", "machine", "files"}
@@ -63,31 +59,6 @@ ONLY = {
 
 def _name(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
-
-
-@cache
-def _imports(path: Path, *, for_types: bool = True) -> frozenset[str]:
-    """Full names imported anywhere in a file, those of ``if TYPE_CHECKING`` only ``for_types``."""
-    names: set[str] = set()
-    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-    guarded = {
-        inner
-        for node in nodes
-        if isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in nodes:
-        if node in guarded and not for_types:
-            continue
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            module = node.module or ""
-            names |= {f"{module}.{alias.name}" for alias in node.names}
-    return frozenset(names)
 
 
 #: Modules of the registry, which are in the folder of the analyzers.
@@ -157,7 +128,7 @@ def test_layers_import_one_way():
         f"{_name(path)} may not import {', '.join(sorted(further))}"
         for path in FILES
         if (
-            further := {_room_of_import(module) for module in _imports(path)}
+            further := {_room_of_import(module) for module in source_of(path).imports}
             - {None, "package", _room_of_file(path)}
             - _allowed(path)
         )
@@ -182,7 +153,7 @@ def test_libraries_are_imported_in_one_place():
     loaded = {
         (_name(path), module.partition(".")[0])
         for path in FILES
-        for module in _imports(path, for_types=False)
+        for module in source_of(path).at_run_time
     }
     assert {
         (name, library) for name, library in loaded if name not in ONLY.get(library, {name})
@@ -197,7 +168,7 @@ def test_imports_by_string():
 def test_forbidden_import_is_detected(tmp_path):
     path = tmp_path / "bad.py"
     path.write_text("def f():\n    from traceanalyzer.trace import Trace\n")
-    assert {_room_of_import(module) for module in _imports(path)} == {"tables"}
+    assert {_room_of_import(module) for module in source_of(path).imports} == {"tables"}
 
 
 def test_help_imports_nothing_heavy():

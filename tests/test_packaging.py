@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from lowest import constraints
+from package_sources import FILES, source_of
 from packaging.requirements import Requirement
 from wording import check_wording
 
@@ -96,13 +96,7 @@ def test_every_import_is_declared() -> None:
     for extra in set(EXTRAS) - {"dev", "docs"}:
         wanted += EXTRAS[extra]
     declared = {re.split(r"[^\w-]", one)[0].replace("-", "_").lower() for one in wanted}
-    imported = set()
-    for path in (ROOT / "traceanalyzer").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                imported.add(node.module.partition(".")[0])
+    imported = {name.partition(".")[0] for path in FILES for name in source_of(path).imports}
     of_nvidia = {"ncu_report"}  # comes with Nsight Compute
     foreign = imported - sys.stdlib_module_names - {"traceanalyzer"} - of_nvidia
     assert {"polars", "zstandard"} <= foreign

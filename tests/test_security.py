@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
-from test_imports import FILES, _imports, _name
+from package_sources import FILES, PACKAGE, source_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -23,18 +22,20 @@ RUNNING = {"eval", "exec", "compile", "system", "popen", "Unpickler", "load_exte
 _FULL = re.compile(r"pickle\.loads?|__import__|yaml\.\w*load")
 
 
+def _name(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
 def _running(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     return {
         name
-        for name in called - {"re.compile"}
+        for name in source_of(path).calls - {"re.compile"}
         if name.rpartition(".")[2] in RUNNING or _FULL.fullmatch(name)
     }
 
 
 def _roots(path: Path) -> set[str]:
-    return {module.partition(".")[0] for module in _imports(path, for_types=False)}
+    return {module.partition(".")[0] for module in source_of(path).at_run_time}
 
 
 def test_package_runs_no_input() -> None:

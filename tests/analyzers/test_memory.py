@@ -202,7 +202,6 @@ def test_format_is_detected_by_content(tmp_path: Path) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.sample(4)
 @pytest.mark.sample(3)
 @every
 def test_parquet_round_trip_keeps_memory(name: str, tmp_path: Path) -> None:

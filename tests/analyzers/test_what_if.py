@@ -16,6 +16,7 @@ from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
 from hypothesis import given, settings, strategies as st
 from perfetto_files import as_pytorch_writes, as_stages, load
+from replays import job_st, usual_changes
 
 import traceanalyzer as ta
 from benchmarks.accuracy.cases import Plan, program_of
@@ -97,7 +98,7 @@ def gain_ns(inputs: Any, **change: Any) -> float:
 
 
 def test_replay_of_the_unchanged_run_is_the_recording() -> None:
-    result = ta.what_if(training())
+    result = usual_changes(training())
     assert abs(result.error_frac) < 1e-5
     assert result.start_error_p95_ns < 1 * US
     assert result.missing == result.inferred == 0
@@ -192,8 +193,8 @@ def late() -> list[Trace]:
 def test_a_recording_that_begins_later_has_the_same_steps() -> None:
     whole, part = ([training(rank=rank, other_load=2 * MS, first=n * rank) for rank in (0, 1)]
                    for n in (0, 2))  # fmt: skip
-    late = ta.what_if(part)
-    assert late.recorded_ns == pytest.approx(ta.what_if(whole).recorded_ns, rel=0.01)
+    late = usual_changes(part)
+    assert late.recorded_ns == pytest.approx(usual_changes(whole).recorded_ns, rel=0.01)
     assert late.steps.filter(run="recorded")["step"].to_list() == [
         "ProfilerStep#3",
         "ProfilerStep#4",
@@ -228,7 +229,7 @@ def test_too_much_work_is_refused_before_its_program_is_built(
     one = training()
     assert replay.measure(one, ReplayOptions()).work.height == STEPS
     monkeypatch.setattr(sample, "MOST_WORK", sample.LEAST_STEPS - 1)
-    assert ta.what_if(one).kernels == STEPS  # on request, all of it is replayed
+    assert usual_changes(one).kernels == STEPS  # on request, all of it is replayed
     monkeypatch.setattr(sample.program, "measure", pytest.fail)
     with pytest.raises(MissingData):
         replay.measure(one, ReplayOptions())
@@ -518,7 +519,7 @@ def test_larger_inputs_of_a_rank_move_to_the_others(
                 events.append(device(name, at + 5 * US, ms * MS - 2 * US, **launch, **more))
                 at += ms * MS
         ranks.append(trace(events, rank=rank, path=f"rank{rank}.json"))
-    result = ta.what_if(ranks)
+    result = usual_changes(ranks)
     gains = dict(result.changes.select("change", "gain_ns").iter_rows())
     assert gains[change] == pytest.approx(gain * MS, rel=0.03)
 
@@ -530,7 +531,7 @@ def test_equal_ranks_with_clocks_apart_gain_nothing_like_each_other(ahead_us: in
     for rank in (0, 1):
         one = in_layers(rank, pause=0)
         ranks.append(replace(one, sources=(replace(one.meta, epoch_ns=rank * ahead_us * US),)))
-    result = ta.what_if(ranks)
+    result = usual_changes(ranks)
     alike = result.changes.filter(pl.col("change").str.ends_with("like the others"))
     assert alike["gain_ns"].to_list() == pytest.approx([0, 0], abs=5 * US)
     assert result.faster_ranks == ()
@@ -551,7 +552,7 @@ def test_findings_and_changes_have_a_table_each(late: list[Trace]) -> None:
 
 
 def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
-    result = ta.what_if(late)
+    result = usual_changes(late)
     changes = result.changes
     assert changes["change"][0] == "no data loading"
     assert "rank 1 like the others" in changes["change"].to_list()
@@ -562,7 +563,7 @@ def test_usual_changes_are_sorted_by_gain(late: list[Trace]) -> None:
 
 def test_ranks_that_would_make_steps_longer_are_named(shared: Path) -> None:
     """Job ST: the last stage has 1.6 times the work of the others, and is on the longest path."""
-    result = ta.what_if(shared / "data" / "whatif" / "kineto")
+    result = usual_changes(job_st(shared))
     gains = dict(result.changes.select("change", "gain_ns").iter_rows())
     assert result.faster_ranks == (0, 1, 2, 4, 5, 6)
     assert min(gains.values()) >= 0
@@ -576,10 +577,10 @@ def test_ranks_that_would_make_steps_longer_are_named(shared: Path) -> None:
 
 def test_gain_of_a_pipeline_stage_is_that_of_equal_stages(shared: Path) -> None:
     """Its layers move to the other stages, whose work becomes longer."""
-    path = shared / "data" / "whatif" / "kineto"
-    (stage,) = (one for one in ta.diagnose(path).findings if one.ranks)
+    job = job_st(shared)
+    (stage,) = (one for one in ta.diagnose(job).findings if one.ranks)
     assert (stage.id, stage.ranks, stage.gain_basis) == ("straggler", (3, 7), "replay")
-    equal = ta.what_if(path, equal_stages=True).changes.row(0, named=True)
+    equal = ta.what_if(job, equal_stages=True).changes.row(0, named=True)
     assert stage.gain_change == equal["change"]
     assert stage.gain_ns == pytest.approx(equal["gain_ns"], rel=0.02)
 
@@ -605,11 +606,11 @@ def test_answer_to_a_change_has_the_new_path_and_the_ranks_that_gain() -> None:
     assert result.paths["after_ns"].sum() == pytest.approx(result.changes["step_ns"][0])
     drawn = {row["run"]: row["start_ns"] for row in result.drawn.to_dicts()}
     assert drawn["replayed"] - drawn["changed"] == pytest.approx(6 * MS, rel=0.01)
-    assert ta.what_if(ranks).paths.is_empty()
+    assert usual_changes(ranks).paths.is_empty()
 
 
 def test_path_by_stage_annotation_and_family(shared: Path) -> None:
-    path = ta.critical_path(shared / "data/whatif/kineto")
+    path = ta.critical_path(job_st(shared))
     assert dict(path.stages.select("stage", "time_frac").iter_rows())[3] == pytest.approx(
         0.638, abs=2e-3
     )
@@ -738,11 +739,11 @@ def test_small_copies_that_the_host_waits_for() -> None:
         events.append(step(number, begin, at - begin))
     faster = training(load=MS, compute=MS)
     for ranks in ([trace(events)], [faster, trace(events, rank=1)]):
-        result = ta.what_if(ranks)
+        result = usual_changes(ranks)
         gains = dict(result.changes.select("change", "gain_ns").iter_rows())
         assert gains["no small blocking copies"] == pytest.approx(50 * 20 * US, rel=0.02)
         assert gains["no copies"] == pytest.approx(50 * 20 * US + 2 * MS + 10 * US, rel=0.02)
-    assert "no small blocking copies" not in ta.what_if(training()).changes["change"].to_list()
+    assert "no small blocking copies" not in usual_changes(training()).changes["change"].to_list()
 
 
 @pytest.mark.parametrize(("operator", "gain"), [("aten::nonzero", 100 * US), ("", 58 * US)])
@@ -807,7 +808,7 @@ def test_waits_without_a_recorded_event() -> None:
             device(GEMM, number * MS + 5 * US, MS // 2, correlation=number + 1),
         )
     ]
-    assert ta.what_if(trace(events)).edges == 0
+    assert usual_changes(trace(events)).edges == 0
     check_path(ta.critical_path(trace(events)))
 
 
@@ -911,7 +912,7 @@ def recorded_apart() -> list[dict[str, Any]]:
 
 def test_time_between_steps_that_were_recorded_apart_is_no_gain() -> None:
     apart = trace(recorded_apart())
-    assert ta.what_if(apart).one_by_one
+    assert usual_changes(apart).one_by_one
     assert gain_ns(apart, free="host-code") == pytest.approx(MS, rel=0.02)
 
 
@@ -922,7 +923,7 @@ def test_a_step_without_work_that_was_recorded_apart_takes_no_time(empty: int) -
     part = trace(
         one for one in recorded_apart() if one["kind"] != "kernel" or one["ts"] not in late
     )
-    result = ta.what_if(part)
+    result = usual_changes(part)
     assert result.one_by_one
     assert 0 < result.replayed_ns < result.recorded_ns * 1.1
     assert gain_ns(part, free="host-code") == pytest.approx(MS, rel=0.3)
@@ -973,7 +974,7 @@ def test_numbers_of_thousands_of_digits_in_names_are_names() -> None:
         )
     ]  # fmt: skip
     ranks = [trace(events, rank=rank, path=f"rank{rank}.json") for rank in (0, 1)]
-    assert ta.what_if(ranks).ranks == 2
+    assert usual_changes(ranks).ranks == 2
     with pytest.raises(OptionError):
         ta.what_if(ranks, typical_rank="1" * 5000)
 
@@ -1134,8 +1135,8 @@ def test_nothing_is_replayed_without_the_compiled_loop(monkeypatch: pytest.Monke
     monkeypatch.setattr(follow, "_follow", None)
     for analyze in (ta.what_if, ta.critical_path):
         with pytest.raises(MissingData, match="_follow"):
-            analyze("fixtures/nccl_8ranks")
-    findings = ta.diagnose("fixtures/nccl_8ranks").diagnosis
+            analyze("fixtures/ddp_gloo_4ranks")
+    findings = ta.diagnose("fixtures/ddp_gloo_4ranks").diagnosis
     assert {one.gain_basis for one in findings} == {"bound"}
 
 
@@ -1221,7 +1222,7 @@ def test_published_replays_of_a_pipeline(
     shared: Path, change: dict[str, Any], seconds: float
 ) -> None:
     """OSDI'25, "Understanding Stragglers in Large Model Training", job ST."""
-    result = ta.what_if(shared / "data" / "whatif" / "kineto", **change)
+    result = ta.what_if(job_st(shared), **change)
     assert result.recorded_ns / 1e9 == pytest.approx(2.214448, rel=1e-5)
     assert result.changes["step_ns"][0] / 1e9 == pytest.approx(seconds, rel=1e-5)
     assert result.inferred == 0
@@ -1258,7 +1259,7 @@ def test_gain_is_that_of_the_job_without_the_fault(
 
 
 def test_tables_have_the_documented_columns() -> None:
-    result = ta.what_if(training())
+    result = usual_changes(training())
     assert result.changes.columns == ["change", "step_ns", "gain_ns", "gain_frac"]
     assert set(result.steps["run"]) >= {"recorded", "replayed"}
     assert result.steps.filter(pl.col("run") == "recorded").height == STEPS - 1
@@ -1317,7 +1318,7 @@ def test_path_of_an_operator_with_two_kernels_has_the_edges_that_hta_expects() -
 
 
 def test_ranks_of_several_formats_are_replayed_together() -> None:
-    assert ta.what_if(str(ROOT / "fixtures/rocpd")).to_dict()["changes"]
+    assert usual_changes(str(ROOT / "fixtures/rocpd")).to_dict()["changes"]
 
 
 def test_streams_wait_for_work_of_their_device() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import MS, US, device, host, step, trace
+from replays import job_st, usual_changes
 
 import traceanalyzer as ta
 from benchmarks.accuracy.programs import new_job, train
@@ -34,7 +35,7 @@ def simulated(
     job.options.micro_batches, job.options.one_forward_one_backward = batches, alternating
     job.options.layers = lambda rank, _step: layers.get(rank, 2)
     write_kineto(job, simulate(job, train), folder)
-    return ta.what_if(folder)
+    return usual_changes(folder)
 
 
 @pytest.mark.sample(2)
@@ -139,8 +140,7 @@ def replayed(shared: Path, factors: Mapping[int, float]) -> float:
 
 @pytest.mark.matrix
 def test_gain_of_equal_stages_is_that_of_an_independent_replay(shared: Path) -> None:
-    folder = shared / "data" / "whatif" / "kineto"
-    result = ta.what_if(folder)
+    result = usual_changes(job_st(shared))
     one, ops = result.pipeline, pl.read_csv(shared / "data/whatif/ops-expected-ST.csv.gz")
     assert (one.name, one.batches, one.stages["ranks"].to_list()) == (
         "1F1B", 4, ["0, 4", "1, 5", "2, 6", "3, 7"],
@@ -162,7 +162,7 @@ def test_gain_of_equal_stages_is_that_of_an_independent_replay(shared: Path) -> 
     before, after = replayed(shared, {}), replayed(shared, factors)
     assert before == pytest.approx(2.172697, rel=1e-6)  # published
     change = Change(free=("launches", "short-gaps", "host-code"), equal_stages=True)
-    job = run(WHAT_IF_REPLAY, folder, ReplayOptions()).job
+    job = run(WHAT_IF_REPLAY, job_st(shared), ReplayOptions()).job
     ends = [one.end for one in replay(job, changed(job, change))]
     steps = step_times(job, ends)
     assert sum(steps) / len(steps) / 1e9 == pytest.approx(after, rel=1e-4)
@@ -244,7 +244,7 @@ def _launched(
 @pytest.mark.parametrize("streams", [1, 2])
 def test_interleaved_schedule(streams: int) -> None:
     batches = 8
-    one = ta.what_if(interleaved(batches, streams)).pipeline
+    one = usual_changes(interleaved(batches, streams)).pipeline
     assert (one.name, one.batches, one.chunks) == ("interleaved 1F1B", batches, CHUNKS)
     assert one.ideal_frac == pytest.approx(3 / (CHUNKS * batches + 3))
     assert one.bubble_frac == pytest.approx(one.ideal_frac, abs=0.05)
@@ -261,6 +261,6 @@ def test_interleaved_schedule(streams: int) -> None:
 def test_a_job_without_stages_has_no_schedule(tmp_path: Path) -> None:
     job = new_job("data-parallel", 5, 2, 3)
     write_kineto(job, simulate(job, train), tmp_path)
-    assert ta.what_if(tmp_path).pipeline is None
+    assert usual_changes(tmp_path).pipeline is None
     with pytest.raises(ta.OptionError, match="not the stages of a pipeline"):
         ta.what_if(tmp_path, equal_stages=True)

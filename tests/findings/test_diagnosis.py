@@ -448,7 +448,6 @@ def test_invalid_threshold_is_a_usage_error(run_cli: Any) -> None:
     check_wording(done.stderr)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "paths",

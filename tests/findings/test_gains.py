@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
+from replays import usual_changes
 
 import traceanalyzer as ta
 from benchmarks.accuracy.cases import Plan
@@ -239,7 +240,7 @@ def test_without_launch_overhead_the_gaps_of_queued_kernels_remain() -> None:
     """Of 800 us of a step, the kernels need 150 and 39 times 10 us, and gaps of 2 us between."""
     run = slow_launches()
     launching = by_id(ta.diagnose(run))["launch-bound"].gain_frac
-    gains = dict(ta.what_if(run).changes.select("change", "gain_frac").iter_rows())
+    gains = dict(usual_changes(run).changes.select("change", "gain_frac").iter_rows())
     assert launching == pytest.approx(1 - (150 + 39 * 12) / 800, abs=0.02)
     assert gains["no host time for operators and launches"] == pytest.approx(launching, abs=0.01)
 
@@ -269,7 +270,7 @@ def test_advice_to_run_ahead_if_the_host_waits_long_enough(compute: int, ahead: 
     advice = by_id(ta.diagnose(run))["data-loading"].advice
     assert ("cudaDeviceSynchronize" in advice) == ahead
     if ahead:
-        gains = dict(ta.what_if(run).changes.select("change", "gain_ns").iter_rows())
+        gains = dict(usual_changes(run).changes.select("change", "gain_ns").iter_rows())
         assert gains["no waits of the host for the device"] == pytest.approx(
             gains["no data loading"], rel=0.05
         )
@@ -521,7 +522,7 @@ def test_one_file_of_very_many_ranks(tmp_path: Path) -> None:
     file.write_bytes(text.replace(b'"world_size": 8', b'"world_size": 10000000'))
     result = ta.diagnose(file)
     assert result.diagnosis
-    assert ta.what_if(file).kernels > 0
+    assert usual_changes(file).kernels > 0
 
 
 def ahead(number: int, *, load: int, transfer: int) -> Trace:

@@ -298,7 +298,6 @@ def without_overhead(export: Trace, gaps: pl.DataFrame) -> list[tuple[int, ...]]
     return [row for row in left if row[3] > row[2]]
 
 
-@pytest.mark.sample(3)
 @pytest.mark.sample(4, "least")
 @every
 @pytest.mark.parametrize("least", [500_000_000, 20_000_000, 1_000_000], ids="{}ns".format)
