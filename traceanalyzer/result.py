@@ -33,20 +33,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-S, P, T = TypeVar("S"), ParamSpec("P"), TypeVar("T")
+S = TypeVar("S")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def memoized(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Compute once what a method or function of a frozen object returns for equal arguments."""
 
     @wraps(method)
-    def once(self: S, *arguments: P.args, **options: P.kwargs) -> T:
-        known = vars(self).setdefault(f"_{method.__name__}", {})
+    def once(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        known: dict[tuple[object, ...], T] = self.__dict__.setdefault(f"_{method.__name__}", {})
         key = (*arguments, *options.items())
         if key not in known:
             known[key] = method(self, *arguments, **options)
-        value: T = known[key]
-        return value
+        return known[key]
 
     return once
 
