@@ -153,8 +153,7 @@ class Excerpt(Origin):
     @property
     def stacks_read(self) -> bool:
         """Whether there are Python functions or sampled stacks."""
-        functions = (self.slices["kind"] == "python_function").any()
-        return functions or self.samples.height > 0
+        return (self.slices["kind"] == "python_function").any() or self.samples.height > 0
 
     def of_units(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Return slices as intervals of the units of their thread: unit, start, end."""
