@@ -344,6 +344,18 @@ def test_another_database(tmp_path):
         ta.read(path, format="nsys-sqlite")
 
 
+def test_truncated_database_without_tables_of_an_export(tmp_path):
+    path = tmp_path / "cut.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE customers (name)")
+        connection.execute("INSERT INTO customers VALUES (zeroblob(50000))")
+        connection.commit()
+    missing = path.stat().st_size - 9000
+    os.truncate(path, 9000)
+    with pytest.raises(UnknownFormat, match=f"{missing:,}"):
+        ta.read(path, format="nsys-sqlite")
+
+
 @pytest.mark.parametrize("write", [ta.convert, answer], ids=["convert", "answer"])
 def test_exported_database_is_rejected(tmp_path, write):
     path = tmp_path / "ours.sqlite"

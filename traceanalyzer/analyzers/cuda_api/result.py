@@ -15,7 +15,8 @@ from traceanalyzer.files import packaged
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_count, format_frac, format_ns
 
-_NAMED = 3
+#: Calls in a sentence, and the least share of the time of one.
+_NAMED, _LEAST = 3, 0.001
 
 #: Least share of the time in calls to report a finding.
 _WORTH_FRAC = 0.01
@@ -93,10 +94,6 @@ class CudaApi(Result):
 
 
 # --- verdict and notes ---------------------------------------------------------------------
-
-
-#: Calls with a smaller share of the time are not named.
-_LEAST = 0.001
 
 
 def _verdict(result: CudaApi) -> str:

@@ -336,8 +336,7 @@ def _size(result: Roofline) -> str:
 def _longest(result: Roofline) -> str:
     known = result.kernels.filter(pl.col("work_tflops") > 0)
     first = "Longest" if result.time_ns else "Fastest"
-    if known.height < result.kernels.height:
-        first += " with known work"
+    first += " with known work" * (known.height < result.kernels.height)
     for row in known.head(1).iter_rows(named=True):
         share = f" ({format_frac(row['time_frac'])} of all kernel time)" if row["time_frac"] else ""
         speed = f"{row['work_tflops']:.4g} TFLOP/s in {row['precision']}"

@@ -186,6 +186,7 @@ def _read(
     with _opened(source, progress) as (file, database):
         if not database.has(*tables.IDENTIFYING):
             form = "a folder of tables" if source.tables else "an SQLite database"
+            form += f", truncated ({file.missing:,} bytes are missing)" * (file.missing > 0)
             raise UnknownFormat(source.path, f"{form}, but not an nsys export")
         only_process = _only_process(database)
         unusable = _without_columns(database, only_process)
