@@ -233,6 +233,52 @@ def test_another_gpu_runs_one_operator_with_other_kernels(tmp_path: Path) -> Non
     assert product["in_place_of"] == GEMM
 
 
+def test_other_input_shapes_are_no_regression(tmp_path: Path) -> None:
+    larger = [
+        one._replace(
+            kernels=tuple((name, us * 1.5) for name, us in one.kernels),
+            shapes=tuple((3 * rows // 2, columns) for rows, columns in one.shapes),
+        )
+        for one in LAYER
+    ]
+    result = ta.diff(record(tmp_path / "a.json", LAYER), record(tmp_path / "b.json", larger))
+    (reservation,) = (text for text in result.reservations if "shapes" in text)
+    assert "aten::mm has 128x128 before, 192x128 after" in reservation
+    assert "100 %" in reservation
+    assert "Regression" not in result.verdict
+    same = ta.diff(record(tmp_path / "a.json", LAYER), record(tmp_path / "c.json", LAYER))
+    assert same.reservations == ()
+
+
+@pytest.mark.parametrize(
+    ("factor", "one", "named"),
+    [(1.09, 1.09, "the GPU is slower"), (0.9, 0.9, "the GPU is faster"), (1.01, 2.0, None)],
+)
+def test_kernels_that_all_change_are_the_gpu(
+    factor: float, one: float, named: str | None, tmp_path: Path
+) -> None:
+    factors = [one if at == 4 else factor for at in range(len(LAYER))]
+    changed = [
+        each._replace(kernels=tuple((name, us * by) for name, us in each.kernels))
+        for each, by in zip(LAYER, factors, strict=True)
+    ]
+    result = ta.diff(record(tmp_path / "a.json", LAYER), record(tmp_path / "b.json", changed))
+    assert ("the GPU is" in result.verdict) == (named is not None)
+    assert named is None or named in result.verdict
+    assert ("Largest kernel changes" in result.verdict) == (named is None)
+
+
+def test_an_operator_that_is_gone_was_not_fused_into_a_kernel_of_both_runs(tmp_path: Path) -> None:
+    norm = call("aten::norm", "triton_red_fused_add_mean_mul_0", us=9)
+    after = [norm, call("aten::mm", GEMM, us=30), norm]
+    before = [norm, call("aten::add", ADD), call("aten::mm", GEMM, us=30), call("aten::add", ADD)]
+    _, rows = roles(
+        record(tmp_path / "a.json", [*before, norm]), record(tmp_path / "b.json", after)
+    )
+    assert {row["pairing"] for row in rows} <= {"same kernel", None}
+    assert [row["state"] for row in rows if row["operator"] == "aten::add"] == ["gone"]
+
+
 def test_other_programs_do_not_pair(tmp_path: Path) -> None:
     conv = [call("aten::conv2d", "cudnn_fprop_kernel"), call("aten::relu_", "relu_kernel"),
             call("aten::max_pool2d", "max_pool_kernel")]  # fmt: skip

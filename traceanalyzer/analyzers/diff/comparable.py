@@ -7,6 +7,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import listed
 from traceanalyzer.analyzers.common.step_marks import REPETITION
+from traceanalyzer.analyzers.diff.roles import Pairing
 from traceanalyzer.analyzers.diff.runs import ALLOCATIONS, PYTHON_FRAMES, Measure, Run
 from traceanalyzer.units import format_count, format_first, format_frac, format_ratio
 
@@ -38,10 +39,10 @@ WITHIN = (
 _SLOW = (PYTHON_FRAMES, ALLOCATIONS)
 _EXTRAS = "Profiling options with overhead differ"
 _GPUS, _PROGRAM = "The GPUs differ", "Kernels and operators of both runs take at most"
-_OVERHEAD = "The overhead of "
+_OVERHEAD, _SHAPES = "The overhead of ", "The input shapes differ"
 #: Starts of the reservations with which a change of time is neither a regression nor an improvement
 #: of the code.
-UNLIKE = (_GPUS, _PROGRAM, _OVERHEAD)
+UNLIKE = (_GPUS, _PROGRAM, _OVERHEAD, _SHAPES)
 
 #: Properties that may differ between runs, by the text to report.
 _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
@@ -63,12 +64,12 @@ _DIFFERENCES: dict[str, Callable[[Run], Sequence[str]]] = {
 
 
 def obstacle(
-    before: Run, after: Run, measure: Measure | None, sure_frac: float | None
+    before: Run, after: Run, measure: Measure | None, pairing: Pairing | None
 ) -> str | None:
     """Return why the runs cannot be compared; None if they can.
 
     Runs with steps are assumed to be comparable. Without steps they must have a kernel, a role or
-    an operator in common; ``sure_frac`` is that of :class:`~.roles.Pairing`.
+    an operator in common.
     """
     if measure is None:
         units = [_units(run) for run in (before, after)]
@@ -76,13 +77,13 @@ def obstacle(
             return f"sampled stacks have different units: {units[0]} before, {units[1]} after"
         data = [_data_of(run) for run in (before, after)]
         return f"the runs have no data in common: {data[0]} before, {data[1]} after"
-    if measure.name in ("device", "thread") and _in_common(before, after, sure_frac) == 0:
+    if measure.name in ("device", "thread") and _in_common(before, after, pairing) == 0:
         return "the runs have no kernel or operator in common, and not both have marked steps"
     return None
 
 
 def reservations(
-    before: Run, after: Run, measure: Measure | None, sure_frac: float | None
+    before: Run, after: Run, measure: Measure | None, pairing: Pairing | None
 ) -> tuple[str, ...]:
     """Return why a change may have other causes than the code; empty if nothing is known."""
     runs = (before, after)
@@ -91,15 +92,16 @@ def reservations(
     if overhead:
         different = tuple(text for text in different if not text.startswith(_EXTRAS))
     in_steps = measure is not None and measure.name == "step"
-    programs = _of_program(before, after, sure_frac) if in_steps else ()
-    return (*overhead, *different, *_truncated(runs), *programs)
+    shapes = () if pairing is None else tuple(_of_shapes(pairing))
+    programs = _of_program(before, after, pairing) if in_steps else ()
+    return (*overhead, *different, *shapes, *_truncated(runs), *programs)
 
 
 def remarks(
-    before: Run, after: Run, measure: Measure | None, sure_frac: float | None
+    before: Run, after: Run, measure: Measure | None, pairing: Pairing | None
 ) -> Iterator[str]:
     """Return the reservations, and remarks on the measure and the noise."""
-    yield from reservations(before, after, measure, sure_frac)
+    yield from reservations(before, after, measure, pairing)
     if measure is not None:
         yield from _of_measure((before, after), measure)
 
@@ -166,11 +168,11 @@ def _of_steps(before: Run, after: Run) -> Iterator[str]:
         yield WITHIN
 
 
-def _of_program(before: Run, after: Run, sure_frac: float | None) -> Iterator[str]:
+def _of_program(before: Run, after: Run, pairing: Pairing | None) -> Iterator[str]:
     sorts = [_sort_of_step(run) for run in (before, after)]
     if sorts[0] != sorts[1]:
         yield f"Steps are marked as {sorts[0]} before, as {sorts[1]} after: check that they match."
-    shared = _in_common(before, after, sure_frac)
+    shared = _in_common(before, after, pairing)
     if shared is not None and shared < _ALIKE_FRAC:
         yield (
             f"{_PROGRAM} {format_frac(shared)} of the time of one run: check that it is the same "
@@ -189,6 +191,18 @@ def _of_overhead(before: Run, after: Run, measure: Measure) -> Iterator[str]:
         yield (
             f"{_OVERHEAD}{listed(sorted(slow))} may explain the change: only the run {when} "
             "recorded them. Record both runs with the same options."
+        )
+
+
+def _of_shapes(pairing: Pairing) -> Iterator[str]:
+    """Compare the input shapes of operators that both runs call in the same place."""
+    rows = pairing.roles.filter(pl.col("reshaped").is_not_null())
+    frac = int(rows["time_ns"].sum()) / max(int(pairing.roles["time_ns"].sum()), 1)
+    if frac >= _ALIKE_FRAC:
+        operator, shapes = rows.sort("time_ns").select("operator", "reshaped").row(-1)
+        yield (
+            f"{_SHAPES}: {operator} has {shapes}; operators with other shapes take "
+            f"{format_frac(frac)} of the time of kernels."
         )
 
 
@@ -223,13 +237,13 @@ def _sort_of_step(run: Run) -> str:
     return re.sub(r"\d+", "N", REPETITION.sub("", name))
 
 
-def _in_common(before: Run, after: Run, sure_frac: float | None) -> float | None:
+def _in_common(before: Run, after: Run, pairing: Pairing | None) -> float | None:
     """Return the share of time in kernels, operators (by name) or roles that both runs have.
 
     This is the smaller share of the two runs, and the largest one of kernels, operators and roles;
     None if the runs do not both have kernels or operators.
     """
-    shares = [] if sure_frac is None else [sure_frac]
+    shares = [] if pairing is None else [pairing.sure_frac]
     for table, time in (("work", "total_ns"), ("operators", "host_ns")):
         rows = [getattr(run, table) for run in (before, after)]
         if any(frame is None for frame in rows):

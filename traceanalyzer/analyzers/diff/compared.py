@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.common.device_work import PART_NAMES
 from traceanalyzer.analyzers.common.display import by_part, listed
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.diff import runs
-from traceanalyzer.analyzers.diff.roles import FUSED, OTHER, Pairing
+from traceanalyzer.analyzers.diff.roles import FUSED, OTHER, Pairing, first_shapes
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, NAMES
 from traceanalyzer.analyzers.steps.result import HOST_PARTS
 from traceanalyzer.frames.numbering import numbered
@@ -319,7 +319,7 @@ def _rows_of_roles(each: pl.DataFrame) -> pl.DataFrame:
 
 def _role(rows: pl.DataFrame) -> pl.Series:
     """Return the operator with its first shapes (``aten::mm 64x32, 32x16``), else the family."""
-    shapes = mapped(rows["shapes"], _first_shapes)
+    shapes = mapped(rows["shapes"], first_shapes)
     texts = rows.select(
         pl.concat_str(
             pl.coalesce("operator", "family"),
@@ -329,16 +329,6 @@ def _role(rows: pl.DataFrame) -> pl.Series:
         ).alias("role")
     )
     return texts.to_series()
-
-
-def _first_shapes(text: str) -> str:
-    """Return the first shapes of inputs, without scalars."""
-    return ", ".join([shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES]])
-
-
-#: A shape in the inputs of an operator, and how many of them are named.
-_SHAPE = re.compile(r"\d+(?:, \d+)*")
-_SHAPES = 2
 
 
 def _in_place_of(rows: pl.DataFrame) -> list[pl.Series]:

@@ -130,8 +130,7 @@ def combine(
     both = runs.with_same_steps(runs.run_of(base), runs.run_of(parts), options.min_change)
     measure = runs.measured(*both, options.min_change)
     pairing = roles.pair(both[0].units, both[1].units) if both[0].units and both[1].units else None
-    sure_frac = pairing.sure_frac if pairing else None
-    why = comparable.obstacle(*both, measure, sure_frac)
+    why = comparable.obstacle(*both, measure, pairing)
     measure = None if why else measure
     in_steps = measure is not None and measure.name == "step"
     bases = [
@@ -157,9 +156,9 @@ def combine(
         runs=_runs(*both),
         files=_files(*both),
         flame=None if shares is None else shares.flame,
-        reservations=comparable.reservations(*both, measure, sure_frac),
+        reservations=comparable.reservations(*both, measure, pairing),
         remarks=(
-            *comparable.remarks(*both, measure, sure_frac),
+            *comparable.remarks(*both, measure, pairing),
             *([] if options.with_memory else [_WINDOWED]),
         ),
     )

@@ -14,7 +14,14 @@ from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_bytes, format_change, format_frac, format_ns, format_weight
+from traceanalyzer.units import (
+    format_bytes,
+    format_change,
+    format_frac,
+    format_ns,
+    format_ratio,
+    format_weight,
+)
 
 Comparability = Literal["comparable", "with reservations", "not comparable"]
 
@@ -189,6 +196,11 @@ _WORTH_FRAC, _NAMED = 0.1, 3
 #: Least change of a named kernel, as a fraction of a step.
 _KERNEL_FRAC = 0.01
 
+#: Kernels of all kinds changed by one factor: how near their ratios and counts are to it, the share
+#: of time and number of families that are, the most that one kernel takes, and factors of clocks.
+_ALIKE_FRAC, _COUNT_FRAC, _NEARLY_FRAC, _KINDS, _KINDS_FRAC = 0.5, 0.02, 0.9, 3, 0.6
+_CLOCK_FRAC = (0.03, 1.0)
+
 #: The same of a part if the whole did not change.
 _PART_FRAC = 0.05
 
@@ -345,6 +357,8 @@ def _kernels(result: Diff, measure: Measure) -> str:
     frame, name = (result.kernels, "kernel") if result.roles is None else (result.roles, "role")
     if frame is None or measure.unit != "ns":
         return ""
+    if text := _all_kernels(result):
+        return text
     rows = frame.filter(
         ~pl.col("state").is_in((runs.SAME, runs.UNSURE)),
         pl.col("change_ns").abs() >= _KERNEL_FRAC * measure.before,
@@ -359,6 +373,38 @@ def _kernels(result: Diff, measure: Measure) -> str:
         of = row[name] if row.get("operator") or by else first + " and others" * bool(more)
         named.append(_changed(row, of or "(no name)") + by)
     return f"Largest kernel changes{step}: {'; '.join(named)}."
+
+
+def _all_kernels(result: Diff) -> str:
+    """Say that kernels of all kinds changed by one factor: the GPU is slower, not one kernel."""
+    if result.roles is None or any(text.startswith(UNLIKE) for text in result.reservations):
+        return ""
+    each = result.roles.filter(pl.col("family") != "communication").with_columns(
+        ratio=pl.col("after_ns") / pl.col("before_ns")
+    )
+    before, after = int(each["before_ns"].sum()), int(each["after_ns"].sum())
+    change = after / before - 1 if before else 0.0
+    alike = each.filter(
+        (pl.col("ratio") - 1 - change).abs() <= _ALIKE_FRAC * abs(change),
+        (pl.col("after_n") / pl.col("before_n") - 1).abs() < _COUNT_FRAC,
+    )
+    time = alike["before_ns"]
+    if (
+        not _CLOCK_FRAC[0] <= abs(change) <= _CLOCK_FRAC[1]
+        or int(time.sum()) < _NEARLY_FRAC * before
+        or alike["family"].n_unique() < _KINDS
+        or int(time.max() or 0) > _KINDS_FRAC * before  # type: ignore[arg-type]
+    ):
+        return ""
+    known = int(time.filter(alike["shapes"].is_not_null()).sum()) > int(time.sum()) / 2
+    slower, larger = ("slower", "larger") if change > 0 else ("faster", "smaller")
+    of = " (clock, power limit, temperature, another process)"
+    inputs = "" if known else f", or all inputs are {larger}: record_shapes=True shows that"
+    same = " and equal input shapes" if known else ""
+    return (
+        f"Kernels of all kinds take {format_ratio(1 + change)} as long, with as many "
+        f"launches{same}: the GPU is {slower}{of}{inputs}."
+    )
 
 
 def _by(row: dict[str, Any]) -> str:

@@ -216,6 +216,9 @@ _MANY = 8
 _NEAR = 3
 _NUMBER = re.compile(r"_\d+(?:d\w*)?$")
 _NAMED = 3
+#: A shape in the inputs of an operator, and how many of them are named.
+_SHAPE = re.compile(r"\d+(?:, \d+)*")
+_SHAPES_NAMED = 2
 #: How a role is paired.
 SAME, OTHER, FUSED = "same kernel", "other kernel", "fused"
 
@@ -228,7 +231,8 @@ class Pairing:
         of: of each run, ``place`` and ``role`` (a number).
         roles: one row per role: role, operator, shapes, family, ``before`` and ``after`` (short
             names of the kernels, null without any), pairing (null if only one run has the role),
-            sure (the operator and shapes or the names are equal).
+            sure (the operator and shapes or the names are equal), reshaped (the shapes before and
+            after, if the operator is the same and they differ), time_ns.
         paired_frac: the smaller share of the device time of a run in roles that both have.
         sure_frac: the same for roles that are sure.
     """
@@ -253,6 +257,11 @@ class _Side:
     operations: list[str]
     count: npt.NDArray[np.float64]
     total_ns: npt.NDArray[np.int64]
+
+
+def first_shapes(text: str) -> str:
+    """Return the first shapes of inputs, without scalars."""
+    return ", ".join([shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES_NAMED]])
 
 
 def pair(before: Units, after: Units) -> Pairing:
@@ -456,22 +465,29 @@ class _Roles:
         texts = [self._kernels(places, short, by_time=not is_fused) for places in both]
         places = both[0] or both[1]
         side, at = self.of(max(places, key=lambda one: self._time(one)))
-        pairing = None
+        pairing = reshaped = None
         sure = is_same
         if both[0] and both[1]:
             keys = [{(s.operator[i], s.shapes[i]) for s, i in map(self.of, some)} for some in both]
             plain = [{s.plain[i] for s, i in map(self.of, some)} for some in both]
+            shapes = [[first_shapes(text or "") for _, text in sorted(k, key=str)] for k in keys]
+            if {key[0] for key in keys[0]} == {key[0] for key in keys[1]} and not (
+                {*shapes[0]} & {*shapes[1]}
+            ):
+                reshaped = f"{shapes[0][0]} before, {shapes[1][0]} after"
             sure |= bool(plain[0] & plain[1]) or bool(
                 {key for key in keys[0] & keys[1] if None not in key}
             )
             pairing = FUSED if is_fused else SAME if texts[0] == texts[1] else OTHER
-        operator, shapes = side.operator[at], side.shapes[at]
+        operator, of_inputs = side.operator[at], side.shapes[at]
         if is_fused:
             calls = [s.operator[i] for s, i in map(self.of, sorted((*both[0], *both[1])))]
-            operator, shapes = listed([*dict.fromkeys(filter(None, calls))]), None
+            operator, of_inputs = listed([*dict.fromkeys(filter(None, calls))]), None
         return {
-            "operator": operator, "shapes": shapes, "family": side.family[at],
+            "operator": operator, "shapes": of_inputs, "family": side.family[at],
             "before": texts[0], "after": texts[1], "pairing": pairing, "sure": sure,
+            "reshaped": None if is_fused else reshaped,
+            "time_ns": sum(map(self._time, (*both[0], *both[1]))),
         }  # fmt: skip
 
     def _time(self, at: int) -> int:
@@ -493,6 +509,7 @@ class _Roles:
 _ROLE = {
     "role": pl.Int64, "operator": pl.String, "shapes": pl.String, "family": pl.String,
     "before": pl.String, "after": pl.String, "pairing": pl.String, "sure": pl.Boolean,
+    "reshaped": pl.String, "time_ns": pl.Int64,
 }  # fmt: skip
 
 
@@ -561,7 +578,7 @@ def _join_fused(roles: _Roles) -> None:
         fused, same = [], dict[int, int]()
         for at in alone[after]:
             side, number = roles.of(at)
-            if side.operations[number]:
+            if side.operations[number] and not counts[not after][side.unit[number]]:
                 gap = int(np.searchsorted(anchors[after], number))
                 fused.append((gap, at, f"_{side.operations[number].replace(' ', '_')}_"))
                 roles.join(at, same.setdefault(side.unit[number], at))
