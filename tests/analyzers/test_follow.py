@@ -99,6 +99,13 @@ def test_compiled_code_finds_the_same_times() -> None:
         followed(f"{seed}")
 
 
+def test_what_is_not_planned_is_not_known() -> None:
+    """Neither the work before nor the call bound the start: that is another number than none."""
+    moments = Moments.unknown(2, 1)
+    assert np.isnan(np.concatenate(moments[:4])).all()
+    assert [one.tolist() for one in moments][4:] == [[-2], [-1, -1], [-1, -1, -1]]
+
+
 @pytest.mark.fuzz
 def test_many_more_programs() -> None:
     """``make fuzz`` and ``make fuzz-native``: new seeds until the time is up."""

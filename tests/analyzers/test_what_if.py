@@ -6,6 +6,7 @@ import gzip
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import follower
@@ -411,6 +412,29 @@ def test_kernels_that_no_other_rank_runs_take_no_time_in_a_rank_like_the_others(
     """The other kernels keep their times: the collective after them would wait otherwise."""
     ranks = [in_layers(rank, pause=0, extra=3 * MS) for rank in (0, 1)]
     assert gain_ns(ranks, typical_rank=1) == pytest.approx(3 * MS, rel=0.02)
+
+
+def test_kernels_of_one_rank_are_compared_with_the_mean_of_several_others() -> None:
+    """Rank 0 runs as long as each of the others, and another, long kernel."""
+    job: Any = SimpleNamespace(unit=np.array([0, 0, 1, 2]), kinds=np.array([0, 1, 0, 0]))
+    times, chosen = np.array([10.0, 50.0, 10.0, 10.0]), np.array([True, False, False])
+    left = changes._without_additional(job, times, np.zeros(4, np.bool_), chosen)
+    assert left.tolist() == [10.0, 0.0, 10.0, 10.0]
+
+
+def test_an_annotation_has_no_kernels_that_are_launched_outside_of_all() -> None:
+    events: list[dict[str, Any]] = []
+    for number in range(STEPS):
+        at, ids, other = number * 9 * MS, {"correlation": 2 * number + 1}, 2 * number + 2
+        events += [
+            host("user_annotation", "part", at, 10 * US),
+            host("cuda_runtime", "cudaLaunchKernel", at + US, 3 * US, **ids),
+            device(GEMM, at + 8 * US, 5 * MS, **ids),
+            host("cuda_runtime", "cudaLaunchKernel", at + 20 * US, 3 * US, correlation=other),
+            device("other", at + 5 * MS + 9 * US, 3 * MS, correlation=other),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 25 * US, 8 * MS),
+        ]
+    assert gain_ns(trace(events), scale="^part$=2") == pytest.approx(STEPS * 2.5 * MS, rel=0.01)
 
 
 def test_what_only_the_host_of_another_rank_does_is_not_added() -> None:
