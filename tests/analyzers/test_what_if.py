@@ -422,6 +422,16 @@ def test_kernels_of_one_rank_are_compared_with_the_mean_of_several_others() -> N
     assert left.tolist() == [10.0, 0.0, 10.0, 10.0]
 
 
+def test_clocks_apart_are_aligned_by_the_ends_of_collectives() -> None:
+    """The collectives of rank 1 begin, by its clock, after those of rank 0 have ended."""
+    programs: Any = [SimpleNamespace(epoch_ns=None, work=pl.DataFrame({"start": [0]}))] * 2
+    start = pl.Series([0, 100, 10_000, 10_100])
+    members = pl.DataFrame({"key": [0, 1] * 2, "program": [0, 0, 1, 1], "start": start,
+                            "end": start + 50})  # fmt: skip
+    shifts, agree = engine._shifts(programs, members)
+    assert (shifts[1] - shifts[0], agree) == (-10_000, False)
+
+
 def test_an_annotation_has_no_kernels_that_are_launched_outside_of_all() -> None:
     events: list[dict[str, Any]] = []
     for number in range(STEPS):
