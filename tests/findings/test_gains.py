@@ -25,8 +25,9 @@ LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
 def rank(
-    number: int, *, pause: int, compute: int, others: int, name: str = "work", known: bool = True
-) -> Trace:
+    number: int, *, pause: int, compute: int, others: int, name: str = "work", known: bool = True,
+    transfer: int = 100 * US,
+) -> Trace:  # fmt: skip
     """Return steps of a pause of the host, one kernel, an all_reduce, and a synchronisation.
 
     Args:
@@ -36,14 +37,15 @@ def rank(
         others: time from the begin of the step to the all_reduce of the other rank.
         name: annotation around the pause.
         known: the file has the number.
+        transfer: time of the all_reduce after both have arrived.
     """
     events: list[dict[str, Any]] = []
-    length = max(pause + compute, others) + 200 * US
+    length = max(pause + compute, others) + 100 * US + transfer
     more = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2}
     for index in range(STEPS):
         at, ids = index * length, (10 * index + 1, 10 * index + 2)
         ready = at + pause + compute + 20 * US
-        done = at + max(pause + compute, others) + 120 * US
+        done = at + max(pause + compute, others) + 20 * US + transfer
         events += [
             step(index, at, length),
             host("user_annotation", name, at + US, pause - 2 * US),
@@ -105,6 +107,23 @@ def test_gain_of_a_pause_of_the_slowest_rank() -> None:
     assert (one.gain_basis, one.rank) == ("replay", 1)
     assert one.gain_ns == pytest.approx(1.9 * MS, rel=0.06)
     assert one.gain_frac == pytest.approx(1.9 / 5.2, rel=0.06)
+
+
+@pytest.mark.parametrize("process", ["MultiProcessing", "SingleProcess"])
+@pytest.mark.parametrize(("pause", "transfer"), [(2000, 1500), (4000, 900), (3000, 1200)])
+def test_a_late_loader_hides_no_other_cause(process: str, pause: int, transfer: int) -> None:
+    """What takes time beside it gains as much, once workers deliver batches in time."""
+    name = LOADER.replace("MultiProcessing", process)
+    with_loader = {"name": name, "transfer": transfer * US, "compute": 3 * MS}
+    fast = rank(0, pause=100 * US, others=pause * US + 3 * MS, **with_loader)
+    slow = rank(1, pause=pause * US, others=3100 * US, **with_loader)
+    result = ta.diagnose([fast, slow])
+    found = by_id(result)
+    assert {"data-loading", "exposed-communication"} <= {*found}
+    other = found["exposed-communication"]
+    assert other.gain_ns == pytest.approx(transfer * US, rel=0.25)
+    assert other.severity != "critical" or process == "SingleProcess"
+    assert (gains.AFTER_LOADER in other.evidence) == (process == "MultiProcessing")
 
 
 def test_files_without_ranks_are_replayed_together() -> None:

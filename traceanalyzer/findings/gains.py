@@ -7,12 +7,13 @@ like the others; a rank with larger inputs like the mean of all ranks; of a pipe
 stages compute as long as the mean; of unequal work and experts, all ranks become like their mean.
 Of products without tensor cores, the gain counts if it is much less than their time: these kernels
 become several times as fast.
-Other findings have no change that a replay knows: they gain at most their cost.
+Other findings have no change that a replay knows: they gain at most their cost. What gains nothing
+because workers of a loader limit the run is rated by its gain without this limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -45,6 +46,7 @@ from traceanalyzer.units import format_frac, format_ns
 
 #: A gain that is larger than the cost by at most this factor is the cost.
 _AS_MUCH = 1.05
+AFTER_LOADER = "Steps that wait for the data loader gain from it only once the loader is faster."
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
 #: Rules about transfers of which no other rank shows that the host waits for them.
@@ -136,7 +138,7 @@ def with_gains(
         return Gains(bounds, why="not all ranks can be replayed")
     step_ns = time.whole_ns / time.windows.height * replay.unprofiled_frac
     counted = _counted(replay, time, replay.job.step_names[1:])
-    kept, without, removed, beyond, more = [], [], [], 0.0, 0.0
+    kept, off_path, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         placed = one.intervals if one.intervals is None else _of_process(one.intervals, replay)
         inside, factor = _of_sample(replace(one, intervals=placed), replay, time)
@@ -147,7 +149,7 @@ def with_gains(
         more += (factor - 1) * frac
         frac *= factor
         cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
-        off_path, most = frac < NO_GAIN, 1.0 if limit is None else limit
+        is_off, most = frac < NO_GAIN, 1.0 if limit is None else limit
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
@@ -155,26 +157,64 @@ def with_gains(
             one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay",
             gain_change=_change(one),
         )  # fmt: skip
-        if off_path:
-            without.append(known)
+        if is_off:
+            off_path.append((known, inside, factor))
             continue
-        severity = by_id[one.id].severity(frac, one.confidence) or "info"
-        known = replace(known, severity=severity)
+        known = replace(known, severity=by_id[one.id].severity(frac, one.confidence) or "info")
         alone = one.step or one.ranks or (one.rank is not None and len(replay.job.programs) > 1)
-        if one.id in _SLOWED and severity != "info" and not alone:  # not slow on others, too
+        if one.id in _SLOWED and known.severity != "info" and not alone:  # not slow on others, too
             least = _share([inside], replay.unprofiled("profiler_most_frac"), counted) * factor
             known = _with_least(known, min(least, frac), by_id[one.id])
         kept.append(known)
         if frac >= NO_GAIN and known.gain_basis == "replay":
             removed.append(inside)
+    left = _behind_loader(off_path, kept, removed, replay, counted, by_id)
     together = 0.0
     if len(removed) > 1:
         largest = max(one.gain_frac or 0.0 for one in kept if one.gain_basis == "replay")
         together = max(_share(removed, replay, counted) + more - beyond, largest)
     return Gains(
-        tuple(kept), tuple(without), together * step_ns, together, replay.error_frac,
+        tuple(kept), tuple(left), together * step_ns, together, replay.error_frac,
         sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
     )  # fmt: skip
+
+
+def _behind_loader(
+    without: Sequence[tuple[Finding, Finding, float]], kept: list[Finding],
+    removed: list[Finding], replay: Replay, time: DeviceTime, rules: Mapping[str, Rule],
+) -> list[Finding]:  # fmt: skip
+    """Keep findings that gain nothing only because batches come late, and return the others.
+
+    Their gain is that once workers deliver batches in time. In a pause of one step they pile up.
+
+    Args:
+        without: findings off the critical path, the same in a sample of the steps, and the factor
+            for the gain of the sample.
+        kept: receives those with a gain.
+        removed: findings with a gain; receives these, too.
+        replay: the replay of the run.
+        time: the counted steps.
+        rules: all rules by id.
+    """
+    loader = [one for one in removed if one.id == IDLE_RULES[causes.DATALOADING]]
+    left = []
+    for known, inside, factor in without:
+        frac, severity = 0.0, None
+        if loader and not known.step and replay.waits_for_batches():
+            more = _share([*loader, inside], replay, time) - _share(loader, replay, time)
+            frac = more * factor
+            severity = rules[known.id].severity(frac, known.confidence)
+        if severity is None or frac < NO_GAIN:
+            left.append(known)
+            continue
+        gain_ns = round(frac * time.whole_ns / time.windows.height * replay.unprofiled_frac)
+        severity = "warning" if severity == "critical" else severity
+        evidence = (AFTER_LOADER, *known.evidence)
+        kept.append(
+            replace(known, severity=severity, gain_ns=gain_ns, gain_frac=frac, evidence=evidence)
+        )
+        removed.append(inside)
+    return left
 
 
 def _with_least(one: Finding, least: float, rule: Rule) -> Finding:

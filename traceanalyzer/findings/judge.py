@@ -421,10 +421,7 @@ def _free_of_loader(measured: Measured, rule: Rule, answers: Answers) -> Measure
         return measured
     most = total if measured.most_gain_ns is None else measured.most_gain_ns
     left = round(answers.free_of_loader * most)
-    return replace(measured, most_gain_ns=left, evidence=(_AFTER_LOADER, *measured.evidence))
-
-
-_AFTER_LOADER = "Steps that wait for the data loader gain from it only once the loader is faster."
+    return replace(measured, most_gain_ns=left, evidence=(gains.AFTER_LOADER, *measured.evidence))
 
 
 def _repeats(measured: Measured, time: DeviceTime) -> bool:
