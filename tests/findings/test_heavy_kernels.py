@@ -25,6 +25,7 @@ ADD = (
 )
 SORT = "void cub::DeviceRadixSortOnesweepKernel<cub::DeviceRadixSortPolicy<long> >(bool*)"
 CAST = "void at::native::elementwise_kernel<128, bfloat16_copy_kernel_cuda(TensorIterator&)>()"
+COPY = "void at::native::elementwise_kernel<128, 4, direct_copy_kernel_cuda(TensorIterator&)>()"
 INDEXING = "void at::native::indexing_backward_kernel<c10::BFloat16, 4>(long const*)"
 
 
@@ -81,6 +82,9 @@ def test_the_place_of_kernels_that_are_no_finding_is_not_looked_up(
         ("aten::scatter_add_", "_scatter_gather_elementwise_kernel", "segment"),
         ("triton_mine", "my_triton_kernel_0d1d2", "triton.autotune"),
         ("aten::_to_copy", CAST, "once"),
+        ("aten::contiguous", COPY, "enable_gqa"),
+        ("aten::repeat", COPY, "enable_gqa"),
+        ("aten::_to_copy", COPY, "once"),
         ("aten::embedding_dense_backward", "embedding_backward_feature_kernel<float>", "sparse"),
         ("aten::something", "mystery", "ncu"),
         ("HloOp", "infeed.3", "prefetch"),
@@ -96,6 +100,17 @@ def test_kernel_is_named_with_operator_and_line(operator: str, kernel: str, part
     assert ("IndexBackward0" in one.title) == (kernel == INDEXING)
     assert "loss (train.py:7)" in one.title
     assert part in one.advice
+
+
+@pytest.mark.parametrize("range_", ["handle_request", "forward", "## step ##"])
+def test_the_function_in_a_range_is_named(range_: str) -> None:
+    events = [*_steps([GEMM, ("aten::sort", SORT, 600)], "")]
+    spans = [one for one in events if one["kind"] == "python_function"]
+    around = [host("user_annotation", range_, one["ts"], one["dur"]) for one in spans]
+    for one in spans:
+        one |= {"name": "peft/tuners/lora/layer.py(690): merge", "dur": one["dur"] - 2 * US}
+    (found,) = judged(trace([*around, *events]))
+    assert "launched by aten::sort in merge (peft/tuners/lora/layer.py:690)" in found.title
 
 
 def test_transforms_and_recurrent_layers_are_main_work_and_a_radix_is_not_that_of_a_sort() -> None:

@@ -72,6 +72,7 @@ _ADVICE = (
         r"(?i)sort|top_?k|radix_?(?:find|select)|unique|nonzero|(?<!selective)(?<!selective_)scan|cumsum",
         _TEXTS["sorting"],
     ),
+    (r"aten::(?:reshape|contiguous|clone|repeat|expand)\b", _TEXTS["copying"]),
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _TEXTS["casting"]),
     (r"(?i)triton", _TEXTS["tuning"]),
     (_FUSIONS, _TEXTS["of_fusion"]),
@@ -142,6 +143,8 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         if kind is None and others:
             continue  # the largest one of them is enough
         place = result.place(row["kernel"])
+        if place.get("operator") and ".py(" in (place.get("called") or ""):
+            place = {**place, "annotation": None}  # the function in it says more
         advice = kind or _advice(row["kernel"], place)
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         if row["kernel"] in transforms and remedy != _TEXTS["more_blocks"]:
