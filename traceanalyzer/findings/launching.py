@@ -22,14 +22,7 @@ from traceanalyzer.analyzers.cuda_api.result import (
     SYNC_PINNED,
     CudaApi,
 )
-from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.activities import (
-    IS_LONG,
-    LOGS,
-    advice_on_launches,
-    advice_on_slice,
-    main_place,
-)
+from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
@@ -60,13 +53,13 @@ _LEAST_SYNCHRONISED = 0.05
 def at_rival(result: GpuIdle) -> tuple[GpuIdle, GpuIdle]:
     """Return the result with only gaps in which one thread holds the GIL, and without them."""
     late = result.gaps.filter(pl.col("cause").cast(pl.String).is_in(causes.STOPPED))
-    name = main_place(late.drop_nulls("rival"), "rival")[0]
+    name = activities.main_place(late.drop_nulls("rival"), "rival")[0]
     return _apart(result, (pl.col("rival") == name).fill_null(value=False), causes.HOST_CODE)
 
 
 def at_stops(result: GpuIdle) -> tuple[GpuIdle, GpuIdle]:
     """Return the result with only the gaps of its stops, as late launches, and without them."""
-    return _apart(result, IS_LONG & pl.lit(bool(result.stops[1])), causes.LAUNCH)
+    return _apart(result, activities.IS_LONG & pl.lit(bool(result.stops[1])), causes.LAUNCH)
 
 
 def _apart(result: GpuIdle, chosen: pl.Expr, cause: str) -> tuple[GpuIdle, GpuIdle]:
@@ -82,7 +75,7 @@ APART = ((at_stops, causes.LAUNCH), (at_rival, causes.HOST_CODE))
 
 def at_gaps(losses: pl.DataFrame, gaps: pl.DataFrame) -> pl.Series:
     """Whether losses are in gaps, or half as long waits for a rank with a long gap in the step."""
-    longest = gaps.filter(IS_LONG).group_by("step", root_rank="rank")
+    longest = gaps.filter(activities.IS_LONG).group_by("step", root_rank="rank")
     rows = losses.join(
         longest.agg(gap=(pl.col("end") - pl.col("start")).max()),
         on=["step", "root_rank"], how="left", nulls_equal=True, maintain_order="left",
@@ -128,7 +121,7 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     names = f"{one.range} {one.phase} {around.get('called')} {around.get('code')}"
     if re.search(_DRAFT, names) or 2 * drafted > lost["lost_ns"].sum():
         return _GRAPH_OF_DRAFT
-    fitting = advice_on_launches(one, place if share >= MOST else "", result.launched)
+    fitting = activities.advice_on_launches(one, place if share >= MOST else "", result.launched)
     if fitting and result.program.pytorch and answers.loops.is_empty():
         return fitting
     if more := launches.more_graphs:
@@ -383,9 +376,13 @@ def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str
     code, known = result.activity(causes.HOST_CODE), answers.of(Steps)
     rows = known.only_slow if known is not None else None
     name = re.search(_OF_OPTIMIZER, code.range or code.place)
-    logs = LOGS.search(f"{code.called} {code.frame}")  # which the GPU cannot do
+    logs = activities.LOGS.search(f"{code.called} {code.frame}")  # which the GPU cannot do
     if answers.reads_copies and code.runs_python and not logs:
-        return _ON_GPU.format(code.text)
+        return (
+            activities.advice_on_collectives(code)
+            if "_object" in code.called
+            else _ON_GPU.format(code.text)
+        )
     if rows is None or not steps or not name:
         return ""
     rows = rows.filter(pl.col("step").is_in(steps), pl.col("name") == name.string)
@@ -428,7 +425,7 @@ def compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
             size=share,
             title=f"Compilation takes {format_frac(share)} of step time: "
             f"{format_count(n, 'compilation')} in {format_count(steps.height, 'step')}.",
-            advice=f"{advice_on_slice(name, pytorch=False)} {_JIT_ONCE}",
+            advice=f"{activities.advice_on_slice(name, pytorch=False)} {_JIT_ONCE}",
             cost_ns=round(total / steps.height),
             cost_frac=share,
             of="step time",

@@ -59,7 +59,7 @@ _MODULES = {
     PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)"
     r"|ray/_private/worker\.py: (?:get|get_objects|wait)",
-    RANKS: r"torch/distributed/distributed_c10d\.py: (?:\w*barrier|\w+_object(?:_list)?)",
+    RANKS: r"torch/distributed/distributed_c10d\.py: (?:\w*barrier|[a-z]\w+_object(?:_list)?)",
     THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
     r"|_wait_for_tstate_lock)|gevent/_threading\.py: wait"
     r"|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
