@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from traceanalyzer.analyzers.common.libraries import is_native
 from traceanalyzer.analyzers.common.names import BUILT_IN
+from traceanalyzer.files import packaged
 
 SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
 FILE_LOCK = "waits for a file lock"
@@ -100,28 +101,4 @@ def _of_c_function(name: str) -> str | None:
 
 
 #: Advice for each kind of wait.
-ADVICE = {
-    SLEEPS: "Remove the sleep, or wait for the event that it waits for",
-    DEVICE: "Record what the GPU runs meanwhile (ProfilerActivity.CUDA), and shorten that",
-    RANKS: "Find the rank that comes last (record all ranks), and what it does meanwhile, and join "
-    "small collectives",
-    DRIVER: "Find the driver call with sampled stacks or strace (ioctl), and make it less often",
-    LOCK: "Find the thread that holds the lock (py-spy dump), and hold it for a shorter time",
-    FILE_LOCK: "Another process holds the lock: hold it for a shorter time, lock less at a time (a "
-    "file for each entry), or read without it",
-    THREAD: "Find what the other thread does meanwhile (py-spy dump, or more threads in the "
-    "recording); in Python this may be the interpreter lock (GIL; nsys --trace=python-gil)",
-    PROCESS: "Launch the next work before the wait, or let the process run in the background",
-    DATA: "Receive data in a background thread, ahead of its use",
-    ENGINE: "Record the engine's process, too (py-spy record --subprocesses): its scheduler is "
-    "slow, or it has no requests. Asynchronous scheduling overlaps it with the GPU",
-    DISK: "Overlap the reads and writes with compute (DeepSpeed offload_optimizer: pipeline_read, "
-    "pipeline_write; more buffers), use a faster NVMe drive or several (aio settings), or offload "
-    "to CPU memory instead",
-    KV_TRANSFER: "Overlap the transfer with steps of other requests (an asynchronous connector: "
-    "vLLM NixlConnector or Mooncake, load_kv_async), start it earlier or layer by layer, use RDMA "
-    "(UCX_TLS) instead of TCP, or add prefill instances: it includes the wait for their result",
-    UNKNOWN: "Find what it waits for by the function that calls it (another thread, a file, a "
-    "device, a collective), and launch the next work before the wait",
-    REQUESTS: "The server has no requests to run: its load is low",
-}
+ADVICE: dict[str, str] = packaged("analyzers/common/waits.toml")
