@@ -286,6 +286,19 @@ def spilled(value: T) -> T:
     return cast("T", changed)
 
 
+def texts_in_file(texts: pl.Series, codes: Array, null: int) -> pl.Series:
+    """Return the text of each code in a file, without a copy in memory; null for one code."""
+    import pyarrow as pa  # takes time and memory
+
+    _, views, *rest = texts.to_arrow(compat_level=pl.CompatLevel.newest()).buffers()
+    each, file = np.frombuffer(views, "V16"), Growing("V16")
+    for low in range(0, len(codes), _COMPARED_AT_ONCE):
+        file.add(each[np.minimum(codes[low : low + _COMPARED_AT_ONCE], len(each) - 1)])
+    known = pa.py_buffer(np.packbits(codes != null, bitorder="little"))
+    buffers = [known, pa.py_buffer(file.whole()), *rest]
+    return pl.Series(pa.Array.from_buffers(pa.string_view(), len(codes), buffers))
+
+
 def unload() -> None:
     """Free the memory of what was loaded from the files; it is loaded again where it is used."""
     if sys.platform == "linux" and _files:

@@ -166,7 +166,7 @@ def _rows(trace: Trace, event: pl.Series) -> pl.DataFrame:
 
     Categorical columns are cast to text; without a description they are null.
     """
-    events = trace.events[event].insert_column(0, event)
+    events = trace.events.select(pl.exclude(pl.String))[event].insert_column(0, event)
     rows = events.join(trace.collectives, on="event", how="left", maintain_order="left")
     name = pl.col("name").cast(pl.String)
     return rows.with_columns(

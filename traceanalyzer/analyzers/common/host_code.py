@@ -244,11 +244,13 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
 
 def _tree_around(trace: Trace, ts: pl.Series) -> pl.DataFrame:
     """Return the tree of the slices of host threads that run at any of these times."""
-    times = ts.drop_nulls().sort().to_numpy()
-    rows = _slices(trace, "cpu_op", *ANNOTATION_KINDS, "python_function")
-    start, end = intervals.bounds(rows)
-    near = pl.Series(np.searchsorted(times, start) < np.searchsorted(times, end), dtype=pl.Boolean)
-    rows = rows.filter(near & rows["tid"].is_not_null())
+    times, events = ts.drop_nulls().sort().to_numpy(), trace.events
+    near = np.zeros(events.height, np.bool_)
+    for some in intervals.pieces(near.size):
+        start, length = events["ts"][some], events["dur"][some].fill_null(0)
+        near[some] = np.searchsorted(times, start) < np.searchsorted(times, start + length)
+    rows = _slices(trace, "cpu_op", *ANNOTATION_KINDS, "python_function", among=pl.Series(near))
+    rows = rows.drop_nulls("tid")
     return slice_tree.build_tree(rows.sort("start", "end", descending=[False, True]), THREAD)
 
 
@@ -271,9 +273,10 @@ def _common(chain: pl.DataFrame, roles: Iterable[str], whole: pl.DataFrame) -> p
     return first.pivot("role", on_columns=list(roles), index="group", values=["name", "depth"])
 
 
-def _slices(trace: Trace, *kinds: str) -> pl.DataFrame:
+def _slices(trace: Trace, *kinds: str, among: pl.Series | None = None) -> pl.DataFrame:
     columns = trace.events[["kind", *THREAD, "name", "ts", "dur"]]
-    rows = columns.filter(pl.col("kind").is_in(kinds) & (pl.col("dur") > 0))
+    is_chosen = pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)
+    rows = columns.filter(is_chosen if among is None else is_chosen & among)
     return rows.select("kind", *THREAD, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
 
 

@@ -628,8 +628,8 @@ def _with_pointwise(work: pl.DataFrame, calls: pl.DataFrame, named: pl.DataFrame
     do copies and memsets, which masked_fill and products need.
     """
     rows = calls.join(named, on="work", how="left").sort(*_THREAD, "ts", "work")
-    kernels = work["name"][rows["work"]].cast(pl.String)
-    of_name = families_of(kernels.unique().drop_nulls())
+    kernels = work["name"][rows["work"]]
+    of_name = families_of(kernels.unique().drop_nulls().cast(pl.String))
     pointwise = [name for name, one in of_name.items() if one in (ELEMENTWISE, COPY, "reduce")]
     pointwise += matching(of_name, [_MASK])
     passed = kernels.is_in(pointwise) | (work["work_kind"][rows["work"]] == MEMORY)
@@ -648,17 +648,18 @@ def _in_runs(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _between(rows: pl.DataFrame) -> pl.DataFrame:
     """Pointwise kernels that are launched between a product and a softmax: work, name."""
-    is_softmax = pl.col("name").is_in(SOFTMAX)
+    is_softmax, one = pl.col("name").is_in(SOFTMAX), pl.lit(1, pl.Int8)
     # the softmax, the product, or the other kernel before and after
-    part = pl.when(is_softmax).then(1).when(pl.col("name").is_not_null()).then(2).otherwise(0)
+    part = pl.when(is_softmax).then(one).when(pl.col("name").is_not_null()).then(2).otherwise(0)
     passed = pl.col("pointwise").fill_null(value=False)
-    parts = rows.with_columns(part=pl.when(~passed).then(part))
-    before, after = (
-        pl.col("part").forward_fill().over(_THREAD),
-        pl.col("part").backward_fill().over(_THREAD),
+    parts = rows.select("work", *_THREAD, passed, part=pl.when(~passed).then(part))
+    sides = parts.with_columns(
+        before=pl.col("part").forward_fill().over(_THREAD),
+        after=pl.col("part").backward_fill().over(_THREAD),
     )
+    before, after = pl.col("before"), pl.col("after")
     # 1 and 2: a softmax on one side, a product on the other
-    inner = parts.filter(passed, before + after == 3, before * after == 2)
+    inner = sides.filter("pointwise", before + after == 3, before * after == 2)
     return inner.select("work", name=pl.lit(BETWEEN))
 
 

@@ -23,7 +23,7 @@ from traceanalyzer.parsers.chrome_trace.columns import (
 from traceanalyzer.parsers.chrome_trace.decode import NULL, NULL_ADDRESS
 from traceanalyzer.parsers.chrome_trace.points import MEMORY, flow_table, paired_columns
 from traceanalyzer.parsers.contract import Selection
-from traceanalyzer.parsers.tables import Order, T, spilled, time_order, unload
+from traceanalyzer.parsers.tables import Order, T, spilled, texts_in_file, time_order, unload
 from traceanalyzer.trace import overlaps
 
 _KINDS = pl.Series(vocabulary.KINDS, dtype=schema.KIND)
@@ -300,7 +300,7 @@ class Assembler:
         """Return a column of complete events for all rows of ``events``."""
         if len(column) < len(self.order):
             column = np.concatenate([column, np.full(len(self.order) - len(column), NULL)])
-        return nullable(column[self.order], pl.Int64)
+        return self.kept(nullable(column[self.order], pl.Int64).to_frame()).to_series()
 
     def _lane(self, name: str) -> Ints:
         """Return process or thread ids; a missing process is 0, a missing thread the process id."""
@@ -364,6 +364,10 @@ class Assembler:
         """Return the JSON texts of operators' inputs; pairs have none."""
         codes = self.of.slices.whole(name)
         known = codes != NO_TEXT
+        if self.of.in_files and known.any():
+            each = np.full(len(self.order), NO_TEXT, np.uint32)
+            each[self.input_rows] = codes
+            return texts_in_file(self.input_texts, each, NO_TEXT)
         column = pl.Series([None], dtype=pl.String).new_from_index(0, len(self.order))
         return column.scatter(self.input_rows[known], self.input_texts.gather(codes[known]))
 
