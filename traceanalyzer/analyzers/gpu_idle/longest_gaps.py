@@ -6,15 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from traceanalyzer.analyzers.common import names as common_names
 from traceanalyzer.analyzers.common.columns import left_join
-from traceanalyzer.analyzers.common.names import (
-    ADDRESS,
-    BACKWARD,
-    distinct,
-    frame_text,
-    matching,
-    named,
-)
+from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import WAITS_AROUND, wait_of
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, MAKES_CODE, PROFILER, SHORT_GAP
@@ -141,7 +135,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
 
 def _of_closure(ranges: pl.DataFrame, middle: pl.DataFrame, excerpt: Excerpt) -> pl.Series:
     """Mark the ranges of an optimizer step that runs a backward pass after the gap (Lightning)."""
-    is_node = pl.col("name").is_in(matching(excerpt.names, [BACKWARD]))
+    is_node = pl.col("name").is_in(matching(excerpt.names, [common_names.BACKWARD]))
     nodes = excerpt.slices.filter(is_node)["start"].sort()
     later = nodes.search_sorted(ranges["end"]) > nodes.search_sorted(middle["ts"][ranges["gap"]])
     return ranges.select(later & named(ranges, [_OF_OPTIMIZER])).to_series()
