@@ -415,7 +415,8 @@ def _by(row: dict[str, Any]) -> str:
     if row["pairing"] == FUSED:
         is_fused = row["before_n"] >= row["after_n"]
         return f": {before} {'fused' if is_fused else 'split'} into {after}"
-    return f": {after} in place of {before}" if after != before else ""  # short names may be alike
+    alike = after.partition("<")[0] == before.partition("<")[0]  # with other template arguments
+    return "" if alike else f": {after} in place of {before}"
 
 
 def _changed(row: dict[str, Any], name: str) -> str:
