@@ -39,7 +39,7 @@ class Spans(NamedTuple):
 def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the union of intervals; intervals that overlap or touch become one."""
     if frame.is_empty():
-        return frame[[*by, "start", "end"]]
+        return frame[:, [*by, "start", "end"]]
     groups, (group,) = group_numbers(by, frame)
     return _to_frame(groups, _union(_spans(frame, group)))
 
@@ -160,7 +160,7 @@ def gaps(
 def intersect(a: pl.DataFrame, b: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the intersection of the unions of ``a`` and ``b``."""
     if a.is_empty() or b.is_empty():
-        return a[[*by, "start", "end"]].clear()
+        return a[:0, [*by, "start", "end"]]
     groups, (runs, others) = _unions(by, a, b)
     return _to_frame(groups, _inside(runs, others, _met(runs, others)))
 
@@ -264,10 +264,11 @@ def _checked_bounds(frame: pl.DataFrame) -> tuple[Ints, Ints, Bools]:
 
 def bounds(frame: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return ``start`` and ``end`` as arrays, 0 for null."""
-    return _integers(frame["start"]), _integers(frame["end"])
+    return integers(frame["start"]), integers(frame["end"])
 
 
-def _integers(column: pl.Series) -> Ints:
+def integers(column: pl.Series) -> Ints:
+    """Return a column as an array, 0 for null."""
     if column.dtype != pl.Int64:
         column = column.cast(pl.Int64)
     return (column.fill_null(0) if column.null_count() else column).to_numpy()

@@ -60,7 +60,7 @@ def first_match(left: pl.DataFrame, right: pl.DataFrame, on: Sequence[str]) -> R
         right: any number of rows per id.
         on: the id columns; a null in any of them matches nothing.
     """
-    ids = pl.concat([left[list(on)], right[list(on)]], how="vertical_relaxed")
+    ids = pl.concat([left[:, list(on)], right[:, list(on)]], how="vertical_relaxed")
     number, size = _as_one_number(ids)
     for name in on:
         if ids[name].null_count():
@@ -84,7 +84,7 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
         return points.hstack([intervals.nulls("slice", pl.UInt32, points.height)])
     _, (at, group) = group_numbers(by, points, slices)
     rows, spans = _ranges(slices, group)
-    time = points["ts"].cast(pl.Int64).fill_null(0).to_numpy()
+    time = intervals.integers(points["ts"])
     group, start, end = map(np.concatenate, zip(spans, (at, time, time), strict=True))
     # a point follows the slices that start at its time
     order = nesting.slice_order(group, start, end)
@@ -94,7 +94,8 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
         nearest = _innermost(start[lo:hi], end[lo:hi])
         inner[lo:hi] = np.where(nearest == ROOT, ROOT, nearest + lo)
     hit = np.flatnonzero((order >= rows.size) & (inner != ROOT))
-    hit = hit[points["ts"].is_not_null().to_numpy()[order[hit] - rows.size]]
+    if points["ts"].null_count():
+        hit = hit[points["ts"].is_not_null().to_numpy()[order[hit] - rows.size]]
     return _with_rows(points, "slice", order[hit] - rows.size, rows[order[inner[hit]]])
 
 
@@ -116,8 +117,10 @@ def label_by_interval(
     if not intervals.is_ordered(spans):
         order = intervals.stable_order(spans.group, spans.start)
         spans, rows = Spans(*(column[order] for column in spans)), rows[order]
-    inside, row = points["ts"].is_not_null().to_numpy(writable=True), np.zeros(at.size, np.uint32)
-    times = points["ts"].cast(pl.Int64).fill_null(0).to_numpy()
+    inside, row = np.ones(at.size, np.bool_), np.zeros(at.size, np.uint32)
+    if points["ts"].null_count():
+        inside = points["ts"].is_not_null().to_numpy(writable=True)
+    times = intervals.integers(points["ts"])
     count = intervals.counting(spans, at)
     for some in intervals.pieces(at.size):
         last = count(at[some], times[some]) - 1

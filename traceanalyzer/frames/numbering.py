@@ -73,7 +73,7 @@ def group_numbers(
         return pl.DataFrame(), tuple(np.zeros(frame.height, np.int64) for frame in frames)
     if (only := only_group(by, frames)) is not None:  # often: one device, one rank
         return only, tuple(np.zeros(frame.height, np.int64) for frame in frames)
-    keys = pl.concat([frame[list(by)] for frame in frames], how="vertical_relaxed")
+    keys = pl.concat([frame[:, list(by)] for frame in frames], how="vertical_relaxed")
     first, number = numbered(keys.get_columns())
     groups = keys[first].with_row_index("_number").sort(by)
     place = np.empty(groups.height, np.int64)
@@ -107,8 +107,7 @@ def only_group(by: Sequence[str], frames: Sequence[pl.DataFrame]) -> pl.DataFram
         ends = {end for column in columns for end in (column.min(), column.max())}
         if len(nulls) > 1 or not nulls <= {0, 1} or len(ends) > 1:
             return None
-    first = (filled or frames)[0]
-    return pl.DataFrame([first.get_column(name).head(1) for name in by])
+    return (filled or frames)[0][:1, list(by)]
 
 
 def _codes(column: pl.Series, table: int) -> tuple[Numbers, int]:

@@ -279,6 +279,8 @@ def _by_batch(kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame
     """
     lane = ["pid", "tid"]
     batch = calls.filter(pl.col("collective").is_in(("send", "recv")))
+    if batch.is_empty():
+        return calls[:0, ["call", "collective"]].insert_column(0, kernels["event"][:0])
     of_kernels = kernels.select("event", "correlation").drop_nulls()
     launched = launches.join(of_kernels, on="correlation").sort("ts")
     rows = batch.sort("ts").join_asof(

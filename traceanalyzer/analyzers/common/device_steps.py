@@ -174,11 +174,13 @@ def launching_step(steps: pl.DataFrame, launched: pl.Series, started: pl.Series)
         started: start on the device, by which work without a known launch counts, and all work if
             steps are detected from kernels.
     """
+    by_call = None
+    if not step_marks.by_kernels(steps):
+        by_call = linking.label_by_interval(launched.to_frame("ts"), on_host(steps))["interval"]
+        if not launched.null_count():
+            return by_call.alias("step")
     in_span = linking.label_by_interval(started.to_frame("ts"), steps)["interval"].alias("step")
-    if step_marks.by_kernels(steps):
-        return in_span
-    by_call = linking.label_by_interval(launched.to_frame("ts"), on_host(steps))["interval"]
-    return in_span.zip_with(launched.is_null(), by_call)
+    return in_span if by_call is None else in_span.zip_with(launched.is_null(), by_call)
 
 
 def unrecorded_until(trace: Trace, begin: int | None = None) -> int | None:

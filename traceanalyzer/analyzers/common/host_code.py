@@ -12,7 +12,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import is_step, mapped, named, python_frame
-from traceanalyzer.frames import intervals, linking, slice_tree
+from traceanalyzer.frames import intervals, linking, nesting, slice_tree
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, NUMBERED_STEP
 
@@ -226,13 +226,15 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
     if row.has_nulls() and main.height:  # a thread without frames copies what the main one reads
         there = at.drop(THREAD).join(main, how="cross", maintain_order="left")
         row = row.fill_null(slice_tree.innermost(there, tree, THREAD))
-    level = at.with_row_index("point").hstack([row.alias("row")])
-    levels = [level.clear()]
-    while (level := level.drop_nulls("row")).height:
-        levels.append(level)
-        level = level.with_columns(row=tree["parent"][level["row"]])
-    chain = pl.concat(levels)
-    chain = chain["group", "point", "ns"].hstack(tree["name", "depth", *chosen][chain["row"]])
+    parents, inner = slice_tree.parents(tree), row.cast(pl.Int64).fill_null(nesting.ROOT).to_numpy()
+    point, levels = np.arange(at.height), [np.zeros((2, 0), np.int64)]
+    while (inside := inner != nesting.ROOT).any():
+        point, inner = point[inside], inner[inside]
+        levels.append(np.stack([point, inner]))
+        inner = parents[inner]
+    point, inner = np.concatenate(levels, axis=1)
+    chain = at["group", "ns"][point].hstack(tree["name", "depth", *chosen][inner])
+    chain = chain.with_columns(point=pl.Series(point))
     common = _common(chain, chosen, at.group_by("group").agg(whole=pl.col("ns").sum()))
     below = pl.col("depth_called") > pl.col("depth_own_code").fill_null(-1)
     names = {role: pl.col(f"name_{role}").cast(pl.String) for role in chosen}

@@ -176,9 +176,9 @@ def note(
 def captures(slices: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
     """Return when a thread captures the work of a stream: thread, start, end."""
     begins, ends = (matching(names, [edge]) for edge in (_CAPTURE_BEGINS, _CAPTURE_ENDS))
-    begun = slices.filter(pl.col("name").is_in(begins)).select("thread", "start", "end").sort("end")
     if not begins or not ends:
-        return begun.clear()
+        return slices[:0, ["thread", "start", "end"]]
+    begun = slices.filter(pl.col("name").is_in(begins)).select("thread", "start", "end").sort("end")
     ended = slices.filter(pl.col("name").is_in(ends)).select("thread", until="end").sort("until")
     pairs = begun.join_asof(
         ended, left_on="end", right_on="until", by="thread", strategy="forward",

@@ -171,12 +171,14 @@ def _only(work: pl.DataFrame, chosen: _Bools) -> pl.DataFrame:
 
 def _longer(work: pl.DataFrame, candidates: _Bools, factor: float) -> _Bools:
     """Return which candidates take longer than other calls of their kernel by a factor."""
+    longer = np.zeros(len(candidates), np.bool_)
+    if not candidates.any():
+        return longer
     rows = work[["name", "dur"]]
     others = rows.filter(~candidates).group_by("name")
     usual = others.agg(usual=pl.col("dur").median(), calls=pl.len())
     known = rows.filter(candidates).join(usual, on="name", how="left", maintain_order="left")
     enough = (pl.col("calls") >= _CALLS) & (pl.col("dur") >= factor * pl.col("usual"))
-    longer = np.zeros(len(candidates), np.bool_)
     longer[candidates] = known.select(enough.fill_null(value=False)).to_series().to_numpy()
     return longer
 
@@ -385,8 +387,10 @@ def _missing_kernels(trace: Trace) -> Iterator[Issue]:
     linked = calls["correlation"].is_in(known.unique().implode()).fill_null(value=False)
     if not linked.any() or is_truncated(trace):
         return
-    ends = calls.filter(linked).select(first=pl.col("ts").min(), last=pl.col("ts").max())
     missing = calls.filter(~linked)
+    if missing.height < _MISSING:
+        return
+    ends = calls.filter(linked).select(first=pl.col("ts").min(), last=pl.col("ts").max())
     removed = trace.issues.filter(pl.col("code") == words.IMPOSSIBLE_TIMES)["count"].sum()
     first = missing.filter(pl.col("ts") < ends["first"].item()).height
     count = missing.height - int(removed)

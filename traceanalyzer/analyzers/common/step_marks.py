@@ -658,12 +658,16 @@ def described(name: str) -> Described | None:
 
 
 def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
-    """Add ``phase``, ``batch`` and ``tokens`` to steps, null for steps not of an engine."""
-    names = steps["step"].drop_nulls().unique().to_list()
-    rows = [(name, *(described(name) or (None, None, None))) for name in names]
-    schema = {"step": pl.String, "phase": pl.String, "batch": pl.Int64, "tokens": pl.Int64}
-    phases = pl.DataFrame(rows, schema=schema, orient="row")
-    return steps.join(phases, on="step", how="left", maintain_order="left")
+    """Add ``phase``, ``batch`` and ``tokens`` to steps, null for steps not of an engine.
+
+    A column that the steps have already is kept.
+    """
+    names = steps["step"].to_list()
+    known = {name: described(name) for name in {*names} - {None}}
+    rows = [known.get(name) or (None, None, None) for name in names]
+    schema = {"phase": pl.String, "batch": pl.Int64, "tokens": pl.Int64}
+    found = pl.DataFrame(rows, schema=schema, orient="row")
+    return steps.hstack([column for column in found if column.name not in steps.columns])
 
 
 def with_time_before(steps: pl.DataFrame) -> pl.DataFrame:

@@ -77,8 +77,7 @@ def queued(gaps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     )
     begun = (pl.col("start") < pl.col("end")) & pl.col("launched").is_not_null()
     waits, prompt = (rows.filter(begun & which) for which in (pl.col("waits"), ~pl.col("waits")))
-    columns = ["unit", "start", "end"]
-    return waits[columns], prompt[columns]
+    return waits[:, _INTERVAL], prompt[:, _INTERVAL]
 
 
 def drained(
@@ -181,6 +180,7 @@ MANY = 100_000
 _LONGER = 4
 
 
+_INTERVAL = ["unit", "start", "end"]
 #: The longest intervals for which the call that waits is looked up.
 _MOST_WAITS = 2_000
 
@@ -259,10 +259,10 @@ def lost(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
     Returns:
         unit, start, end, cause; sorted by unit and start.
     """
-    *idle, exposed, saved, little, copies = (frame[["unit", "start", "end"]] for frame in pieces)
+    *idle, exposed, saved, little, copies = pieces
     frames = dict(zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True))
     for cause, alone in ((causes.CHECKPOINT_IO, saved), (causes.SMALL_COPIES, little)):
-        frames[cause] = pl.concat([frames[cause], alone])
+        frames[cause] = pl.concat([frame[:, _INTERVAL] for frame in (frames[cause], alone)])
     rows = labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))
     order = intervals.stable_order(rows["unit"].to_numpy(), rows["start"].to_numpy())
     return rows[order]
@@ -271,7 +271,7 @@ def lost(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
 def labelled(frames: Sequence[pl.DataFrame], causes: pl.Series) -> pl.DataFrame:
     """Return the intervals of frames, one per cause, as unit, start, end, cause."""
     number = np.repeat(np.arange(len(frames)), [frame.height for frame in frames])
-    rows = pl.concat([frame[["unit", "start", "end"]] for frame in frames])
+    rows = pl.concat([frame[:, _INTERVAL] for frame in frames])
     return rows.hstack([causes[number].alias("cause")])
 
 

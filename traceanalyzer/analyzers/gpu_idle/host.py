@@ -159,7 +159,7 @@ class Excerpt(Origin):
         """Return slices as intervals of the units of their thread: unit, start, end."""
         if rows.is_empty():
             return _NEVER
-        return rows.join(self.threads, on="thread")[["unit", "start", "end"]]
+        return rows.join(self.threads, on="thread")[:, ["unit", "start", "end"]]
 
 
 @dataclass(frozen=True)
@@ -614,10 +614,10 @@ def loader_code(excerpt: Excerpt, loading: pl.DataFrame) -> pl.DataFrame:
         name (of the innermost function of own code around it, not of its comprehensions; without
         one, its own name), self_ns.
     """
-    if loading.is_empty():
-        return pl.DataFrame(schema={"name": pl.String, "self_ns": pl.Int64})
     code = excerpt.slices.filter(pl.col("kind").is_in(("python_function", "cpu_op")))
     begun = linking.enclosing(code.with_columns(ts="start"), loading, _THREAD).drop_nulls("slice")
+    if begun.is_empty():
+        return pl.DataFrame(schema={"name": pl.String, "self_ns": pl.Int64})
     inside = begun.filter(pl.col("end") <= loading["end"].gather(begun["slice"])).drop("slice")
     nested = nesting.self_time(nesting.nest(inside, _THREAD))
     functions = inside.filter(pl.col("kind") == "python_function")
@@ -939,10 +939,11 @@ def _in_modules(slices: pl.DataFrame, names: Sequence[str], long: pl.DataFrame) 
         names: their names.
         long: thread, start, end of the pauses.
     """
-    python = slices.filter(pl.col("kind") == "python_function").with_columns(ts="start")
-    modules = python.filter(named(names, [_MODULE]))
-    if modules.is_empty():
+    hits = matching(names, [_MODULE])
+    if not hits:
         return long.clear()
+    python = slices.filter(pl.col("kind") == "python_function").with_columns(ts="start")
+    modules = python.filter(pl.col("name").is_in(hits))
     length = pl.col("end") - pl.col("start")
     functions = python.filter(length > _BETWEEN_LAUNCHES_NS, length <= _IN_MODULE_NS)
     begun = linking.label_by_interval(functions, long, _THREAD).drop_nulls("interval")

@@ -148,6 +148,8 @@ def _with_many(
 
     The outermost operator is named, unless something else is inside.
     """
+    if slices.is_empty():
+        return on_host
     name = _filling(gaps, slices.join(excerpt.threads, on="thread"), 0.5)
     event = pl.col("host_event")
     ranges = [
@@ -222,7 +224,7 @@ _HARDLY = 0.1
 
 def _filling(gaps: pl.DataFrame, rows: pl.DataFrame, share: float) -> pl.Series:
     """Return the name of the rows (unit, name, start, end) that fill this share of each gap."""
-    names = pl.repeat(None, gaps.height, dtype=pl.String, eager=True)
+    names = intervals.nulls("", pl.String, gaps.height)
     fills = pl.col("overlap") >= share * (pl.col("end") - pl.col("start"))
     for name in distinct(rows):
         of_name = rows.filter(pl.col("name") == name)
@@ -262,7 +264,7 @@ def _around(middle: pl.DataFrame, excerpt: Excerpt) -> pl.DataFrame:
 def _first(rows: pl.DataFrame, name: str, gaps: int) -> pl.Series:
     """Return the name of the first of the rows of each gap."""
     first: dict[int, str] = {}
-    for gap, text in rows[["gap", "name"]].iter_rows():
+    for gap, text in zip(rows["gap"], rows["name"], strict=True):
         first.setdefault(gap, text)
     texts = [first.get(gap) for gap in range(gaps)]
     return pl.Series(name, [text and _ADDRESS.sub("", text, 1) for text in texts], dtype=pl.String)

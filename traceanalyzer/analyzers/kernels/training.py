@@ -234,6 +234,8 @@ _NO_RANGES = schema.empty("events").select(*_THREAD, "name", start="ts", end="du
 
 
 def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
+    if rows.is_empty():
+        return _NONE
     rows = rows if "place" in rows.columns else rows.with_columns(place=None, of_tensor=None)
     return rows.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
@@ -286,6 +288,8 @@ def _of_many(
 ) -> pl.DataFrame:
     """Short kernels of operators that are called for one embedding table or weight each."""
     ranges = _ranges(trace, names, MANY_OF[place], (*_ON_HOST, "python_function"))
+    if ranges.is_empty():
+        return _NONE
     ends = pl.col("end").cum_max().shift().over(_THREAD).fill_null(0)
     ranges = ranges.filter(pl.col("end") > ends)  # the outermost ones
     order = pl.int_range(pl.len()).over(_THREAD).alias("order")
@@ -387,6 +391,8 @@ def _reductions(
     kind = pl.col("collective").cast(pl.String).fill_null(ALL_REDUCE)
     rows = rows.filter("backward", kind.is_in([ALL_REDUCE, "reduce_scatter"]))
     rows = rows.join(elsewhere, on=["group", "size"], how="anti", nulls_equal=True)
+    if rows.is_empty():
+        return _NONE
     rows = rows.with_columns(
         _count(calls.filter(forward).select(start="ts").sort("start"), rows).alias("pass"),
         _count(steps, rows).alias("call"),
@@ -432,7 +438,7 @@ def _matrix_updates(
 
 def _extending(trace: Trace, work: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     """Kernels that copy a tensor to add little to it, if others do the same with the result."""
-    if "input_dims" not in trace.events.columns:
+    if "input_dims" not in trace.events.columns or JOIN not in trace.names:
         return _NONE
     events = trace.events[[*_THREAD, "name", "ts", "dur", "input_dims"]]
     joins = events.filter((pl.col("name") == JOIN) & (pl.col("dur") > 0)).drop_nulls("input_dims")
@@ -523,6 +529,8 @@ def _nan_checks(
 
     In the forward pass, where each operator saves its Python stack: the time between its work.
     """
+    if checks.is_empty():
+        return _NONE
     rows = linking.enclosing(checks.rename({"start": "ts"}), nodes, _THREAD).drop_nulls("slice")
     if rows.height < _LEAST_CHECKED * max(nodes.height, 1):
         return _NONE
@@ -552,6 +560,8 @@ def _nan_checks(
 
 def _containing(ranges: pl.DataFrame, inner: pl.DataFrame) -> pl.DataFrame:
     """Return the innermost ranges around others of their thread."""
+    if ranges.is_empty() or inner.is_empty():
+        return ranges.clear()
     within = linking.enclosing(inner.rename({"start": "ts"}), ranges, _THREAD)
     return ranges[within["slice"].drop_nulls().unique().sort()]
 
@@ -687,6 +697,8 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         device, name, call (the usual time in ns), start, end: a row per slower call; it starts when
         the call would have ended. Empty unless nearly all of several kernels are slower.
     """
+    if trace.launch_configs.is_empty():
+        return _NONE
     running = intervals.union(work.filter(work_kind=COMMUNICATION), ["device"])
     length, overlap = pl.col("end") - pl.col("start"), pl.col("overlap")
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
@@ -706,7 +718,7 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     sums = sums.filter("alike", pl.col("calls") >= _CALLS)
     slower = sums.filter(pl.col("longer") >= _SLOWER * pl.col("usual"))
     if slower.height < max(_KERNELS, _NEARLY_ALL * sums.height):
-        slower = slower.clear()
+        return _NONE
     calls = rows.filter("both").join(slower, on=_SAME, nulls_equal=True)
     usual = pl.col("usual").cast(pl.Int64)
     calls = calls.filter(pl.col("length") > usual)
@@ -715,7 +727,10 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
 def _shared(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     """Return the time in which other processes use a device: device, name, call, start, end."""
-    spans = intervals.union(work.filter(of_others(trace, work)), ["device", "pid"])
+    others = of_others(trace, work)
+    if not others.any():
+        return _NONE
+    spans = intervals.union(work.filter(others), ["device", "pid"])
     name = pl.format("process {}", "pid")
     return spans.with_columns(name=name, call="pid", purpose=pl.lit(SHARED)).drop("pid")
 
@@ -723,11 +738,11 @@ def _shared(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 def of_others(trace: Trace, work: pl.DataFrame) -> pl.Series:
     """Return which work is of another process than the steps, on a device of that process."""
     main = device_steps(trace)["pid"].drop_nulls().head(1)
-    others = ~pl.col("pid").is_in(main.implode())
     if not main.len() or work["pid"].drop_nulls().n_unique() < _SEVERAL:
-        others = pl.lit(value=False)
+        return pl.Series(np.zeros(work.height, np.bool_))
+    others = ~pl.col("pid").is_in(main.implode())
     both = others & (~others).any().over("device")
-    return work.select(pl.repeat(False, pl.len()) | both.fill_null(value=False)).to_series()
+    return work.select(both.fill_null(value=False)).to_series()
 
 
 def fusible_ns(

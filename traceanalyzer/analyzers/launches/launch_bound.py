@@ -127,6 +127,8 @@ def stretches(launched: pl.DataFrame, gaps: pl.DataFrame, work: pl.DataFrame) ->
         .filter(pl.col("gaps") >= MIN_GAPS)
         .drop("run")
     )
+    if runs.is_empty():
+        return runs.with_columns(pieces=pl.lit(None, pl.UInt32), busy_ns=pl.lit(None, pl.Int64))
     # a gap is inside a run or outside, never both
     idle = _inside(gaps.select("device", length.alias("idle_ns"), ts="start"), runs)
     pieces = _inside(work.select("device", ts="start"), runs)

@@ -518,6 +518,8 @@ def _graph_edges(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
     They are arrows from the end of a node to the start of another one, of the same replay.
     """
+    if trace.flows.is_empty():
+        return _edges(*np.zeros((2, 0), np.int64), inferred=False)
     lane = ["pid", "tid"]
     lane_of_work = (pl.col(name).cast(pl.Int64) for name in _LANE)
     rows = work.select(

@@ -155,7 +155,7 @@ def _in_steps(
     slices = trace.events[["ts", "dur", "tid", "name", "kind"]].filter(chosen)
     marks = each.select(STEP).to_series().implode()
     marking = slices.filter(pl.col("name").is_in(marks))["tid"].unique()
-    if marking.len():
+    if marking.len() and "python_function" in trace.kinds:
         elsewhere = ~pl.col("tid").is_in(marking.implode())
         slices = slices.filter(~(elsewhere & (pl.col("kind") == "python_function")))
     # a slice within one of the same name is a part of it

@@ -155,6 +155,8 @@ def _stalled(trace: Trace) -> pl.DataFrame:
     rows = trace.events[["kind", "name", *DEVICE, "ts", "dur"]].filter(pl.col("dur") > 0)
     stalls = rows.filter(pl.col("kind") == PAGE_FAULT, pl.col("device").is_not_null())
     stalls = stalls if stalls.height else rows.filter(named(rows, [MIGRATIONS]))
+    if stalls.is_empty():
+        return pl.DataFrame(schema={"kernel": pl.String, "total_ns": pl.Int64})
     kernels = rows.filter(pl.col("kind") == "kernel")
     spans = kernels.select(*DEVICE, start="ts", end=pl.col("ts") + pl.col("dur"))
     at = linking.label_by_interval(stalls.select(*DEVICE, "ts", "dur"), spans, DEVICE)
