@@ -939,11 +939,10 @@ def _in_modules(slices: pl.DataFrame, names: Sequence[str], long: pl.DataFrame) 
         names: their names.
         long: thread, start, end of the pauses.
     """
-    hits = matching(names, [_MODULE])
-    if not hits:
+    if not matching(names, [_MODULE]):
         return long.clear()
     python = slices.filter(pl.col("kind") == "python_function").with_columns(ts="start")
-    modules = python.filter(pl.col("name").is_in(hits))
+    modules = python.filter(named(names, [_MODULE]))
     length = pl.col("end") - pl.col("start")
     functions = python.filter(length > _BETWEEN_LAUNCHES_NS, length <= _IN_MODULE_NS)
     begun = linking.label_by_interval(functions, long, _THREAD).drop_nulls("interval")
