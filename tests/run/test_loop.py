@@ -23,6 +23,7 @@ from worker_tasks import (
     counts_off_main_thread,
     measured_or_killed,
     measured_or_killed_on_rank_1,
+    options_are_made_once,
 )
 
 import traceanalyzer as ta
@@ -589,6 +590,12 @@ def test_workers_with_one_thread_read_every_format(tmp_path: Path, thorough: boo
     read = list(workers.each(counts_off_main_thread, files, 2, threads=1))
     assert read == [counts(path) for path in files]
     assert sum(isinstance(one, dict) for one in read) > len(files) // 2
+
+
+def test_workers_make_the_options_of_queries_once() -> None:
+    made_once = list(workers.each(options_are_made_once, [None], 1))
+    engine = getattr(pl, "InMemoryEngine", None)  # of polars 2
+    assert made_once == [hasattr(engine, "_with_monitoring")]
 
 
 @pytest.mark.matrix
