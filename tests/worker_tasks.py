@@ -57,6 +57,6 @@ def counts_off_main_thread(path: Path) -> dict[str, int] | str | None:
     return None if main or pl.thread_pool_size() > 1 else counts(path)
 
 
-def options_are_made_once(_: Any) -> bool:
+def options_are_the_same(_: Any) -> bool:
     """Whether two queries on tables get the same options."""
     return pl.QueryOptFlags._eager() is pl.QueryOptFlags._eager()
