@@ -134,11 +134,7 @@ class DeviceTime(Basis):
 
     def of_cause(self, cause: str) -> pl.DataFrame:
         """Return the losses of one cause."""
-        return self._by_cause.get(cause, self.losses.clear())
-
-    @cached_property
-    def _by_cause(self) -> dict[str, pl.DataFrame]:
-        return {cause: rows for (cause,), rows in self.losses.group_by("cause")}
+        return self.losses.filter(pl.col("cause") == cause)
 
     def waits_for(self, rank: int) -> pl.DataFrame:
         """Return wait time for one rank, for all causes of its delay (not of the schedule)."""
@@ -152,17 +148,23 @@ class DeviceTime(Basis):
         joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)
         return joined.with_columns(busy_ns=pl.col("ns") - pl.col("lost_ns").fill_null(0))
 
-    @cached_property
-    def in_stretches(self) -> pl.DataFrame:
-        """Losses without wait time, in order of device and time.
+    def in_stretches(self, *which: pl.Expr) -> pl.DataFrame:
+        """Return those losses without wait time, in order of device and time.
 
         ``stretch`` is a number for those that follow each other.
         """
-        rows = self.losses.filter(~pl.col("waited"))
-        _, (device,) = group_numbers(DEVICE, rows)
-        other = pl.Series(device).diff().fill_null(1) != 0
-        apart = (pl.col("start") - pl.col("end").shift(1) >= _AFTER_NS) | other
-        return rows.with_columns(stretch=apart.cum_sum())
+        return self.losses.with_columns(self._stretch).filter(~pl.col("waited"), *which)
+
+    @cached_property
+    def _stretch(self) -> pl.Series:
+        """The stretch of each loss, null for wait time."""
+        _, (device,) = group_numbers(DEVICE, self.losses)
+        rows = self.losses.select("start", "end", own=~pl.col("waited"), device=pl.Series(device))
+        own = {name: pl.when("own").then(name) for name in ("end", "device")}
+        end, last = (column.forward_fill().shift(1) for column in own.values())
+        apart = (pl.col("start") - end >= _AFTER_NS) | pl.col("device").ne_missing(last)
+        number = (pl.col("own") & apart).cum_sum()
+        return rows.select(stretch=pl.when("own").then(number)).to_series()
 
     @cached_property
     def in_turn(self) -> bool:
@@ -294,21 +296,13 @@ def device_time(
     first = _warm_up(idle, windows)
     alone = lost.filter(~pl.col("cause").is_in(_COMMUNICATING))
     in_first, in_steps = (_in_windows(alone, spans) for spans in (first, windows))
-    communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
-    exposed = intervals.intersect(communicating, windows, DEVICE)
-    claims = [] if comm is None else list(_of_communication(lost, comm, exposed, windows, training))
-    rest = _unclaimed(exposed, claims)
-    on_host = intervals.intersect(rest, lost.filter(pl.col("cause") == causes.PEER), DEVICE)
-    rests = {EXPOSED: intervals.subtract(rest, on_host, DEVICE), causes.PEER: on_host}
-    left = [
-        rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH) for cause, rows in rests.items()
-    ]
-    losses = pl.concat([_shaped(claim) for claim in (in_steps, *claims, *left)])
-    inside = (rows.select("cause", ns=-_LENGTH) for rows in (in_first, in_steps))
-    lengths = pl.concat([alone.select("cause", ns=_LENGTH), *inside])
+    signed = ((alone, _LENGTH), (in_first, -_LENGTH), (in_steps, -_LENGTH))
+    lengths = pl.concat(rows.select("cause", ns=ns) for rows, ns in signed)
     outside = lengths.group_by("cause").agg(idle_ns=pl.col("ns").sum())
+    losses = [_shaped(in_steps), *_communication(lost, comm, windows, training)]
+    del alone, in_steps, lengths, signed  # each is as large as the losses
     time = DeviceTime(
-        losses=with_step(losses.filter(pl.col("lost_ns") > 0), windows),
+        losses=with_step(pl.concat(losses).filter(pl.col("lost_ns") > 0), windows),
         windows=windows,
         outside=outside.sort("idle_ns", "cause", descending=[True, False]),
         warm_up=with_step(_shaped(in_first), first),
@@ -473,6 +467,26 @@ def _shaped(rows: pl.DataFrame) -> pl.DataFrame:
 # --- communication ---------------------------------------------------------------------------
 
 
+def _communication(
+    lost: pl.DataFrame,
+    comm: CommOutliers | None,
+    windows: pl.DataFrame,
+    training: pl.DataFrame | None,
+) -> Iterator[pl.DataFrame]:
+    """Yield exposed communication as losses: that of each cause, then the rest."""
+    communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
+    rest = intervals.intersect(communicating, windows, DEVICE)
+    if comm is not None:
+        claims = [*_of_communication(lost, comm, rest, windows, training)]
+        yield from claims
+        claimed = pl.concat([claim.select(*DEVICE, "start", "end") for claim in claims])
+        rest = intervals.subtract(rest, claimed, DEVICE)
+    on_host = intervals.intersect(rest, lost.filter(pl.col("cause") == causes.PEER), DEVICE)
+    rests = {EXPOSED: intervals.subtract(rest, on_host, DEVICE), causes.PEER: on_host}
+    for cause, rows in rests.items():
+        yield _shaped(rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH))
+
+
 def _of_communication(
     lost: pl.DataFrame,
     comm: CommOutliers,
@@ -494,7 +508,8 @@ def _of_communication(
         if claim.is_empty():
             continue
         once = _disjoint(claim)
-        yield intervals.overlap_with(once, exposed, DEVICE).rename({"overlap": "lost_ns"})
+        overlapping = intervals.overlap_with(once, exposed, DEVICE)
+        yield _shaped(overlapping.rename({"overlap": "lost_ns"}))
         exposed = intervals.subtract(exposed, once, DEVICE)
 
 
@@ -504,13 +519,6 @@ def _disjoint(rows: pl.DataFrame) -> pl.DataFrame:
     before = pl.col("end").cum_max().shift(1).over(DEVICE)
     apart = rows.with_columns(start=pl.max_horizontal("start", before))
     return apart.filter(pl.col("end") > pl.col("start"))
-
-
-def _unclaimed(exposed: pl.DataFrame, claims: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    if not claims:
-        return exposed
-    claimed = pl.concat([claim.select(*DEVICE, "start", "end") for claim in claims])
-    return intervals.subtract(exposed, claimed, DEVICE)
 
 
 def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.DataFrame:

@@ -762,7 +762,7 @@ def _waits_before(answers: Answers, cause: str) -> tuple[str, float]:
     It is lost time without work in between. Empty if that is less than half of it, or if the host
     waits for a shorter time while the device works: it could not run that far ahead.
     """
-    result, rows = answers.of(Launches), answers.time.in_stretches.filter(pl.col("cause") == cause)
+    result, rows = answers.of(Launches), answers.time.of_cause(cause).filter(~pl.col("waited"))
     whole, after = (int(r["lost_ns"].sum()) for r in (rows, _following_waits(answers, cause)))
     place = launching.synchronising_place(result) if result else {}
     if not place or not whole or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
@@ -782,7 +782,7 @@ def _following_waits(answers: Answers, cause: str) -> pl.DataFrame:
     """
     is_wait = pl.col("cause").is_in([causes.SYNCHRONISATION, causes.SMALL_COPIES])
     follows = pl.when(is_wait).then("stretch").forward_fill() == pl.col("stretch")
-    return answers.time.in_stretches.filter(follows, pl.col("cause") == cause).drop("stretch")
+    return answers.time.in_stretches(follows, pl.col("cause") == cause).drop("stretch")
 
 
 #: What the host does besides launching: it overlaps with device work if the host runs ahead.

@@ -188,13 +188,13 @@ class Answers:
 
         As many are unloaded as there are steps, or more: what has them is made and destroyed.
         """
-        rows, api = self.time.in_stretches, self.of(CudaApi)
+        api = self.of(CudaApi)
         unloads = pl.col("call").str.contains("(?:Module|Library)Unload")
         n = 0 if api is None else int(api.calls.filter(unloads)["n"].sum())
         loads = (pl.col("cause") == causes.MODULE_LOADING).any().over("stretch")
-        if n < max(self.time.windows.height, _MANY):
-            rows = rows.clear()
-        return rows.filter(loads, pl.col("cause").is_in(_MAKES)).drop("stretch")
+        often = pl.lit(n >= max(self.time.windows.height, _MANY))
+        makes = pl.col("cause").is_in(_MAKES)
+        return self.time.in_stretches(often, loads, makes).drop("stretch")
 
     @cached_property
     def problems(self) -> pl.DataFrame:

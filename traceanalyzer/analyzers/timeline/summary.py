@@ -1,6 +1,7 @@
 """A short timeline from the results of idle time and communication: the extreme devices only."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -67,12 +68,13 @@ def summary(
     lanes = placed.group_by("lane", "on", "lost_frac", maintain_order=True).agg(
         pl.col("start").min(), pl.col("end").max(), host=pl.lit(None, pl.String)
     )
+    lost = idle.lost.join(placed, on=_KEYS, how="semi", nulls_equal=True)
     events, gaps, marks = (pl.DataFrame(schema=schema) for schema in _SCHEMAS)
     return Lanes(
         name="timeline",
         title="Timeline",
         lanes=lanes,
-        states=_states(placed, idle.lost, compared),
+        states=_states(placed, lost, compared),
         names={
             **NAMES,
             "compute": "busy",
@@ -81,7 +83,7 @@ def summary(
             else "communication, wait included"
             if compared is None
             else compared.transfer_name,
-            **_names_of_causes(placed, idle),
+            **_names_of_causes(lost, idle.names),
         },
         steps=_placed(placed, idle.steps).select("lane", "step", "start", "end"),
         events=events,
@@ -140,7 +142,8 @@ def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | No
     states = pl.concat([busy, states]).sort("lane", "start")
     if compared is None or compared.arrivals.is_empty():
         return states.with_columns(peer=pl.lit(None, pl.Int32))
-    waits = with_peers(compared.on_devices(units))
+    of_units = compared.arrivals.join(units, on=["path", "rank"], how="semi", nulls_equal=True)
+    waits = with_peers(replace(compared, arrivals=of_units).on_devices(units))
     waits = waits.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
     waits = _placed(units, waits).select("lane", "start", "end", pl.col("peer").cast(pl.Int32))
     return with_waits(states, waits, _LANE)
@@ -150,17 +153,15 @@ def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | No
 _LEAST = 0.05
 
 
-def _names_of_causes(units: pl.DataFrame, idle: GpuIdle) -> dict[str, str]:
+def _names_of_causes(lost: pl.DataFrame, names: Mapping[str, str]) -> dict[str, str]:
     """Return the label of each idle state: the causes that it has, that with most time first."""
-    if idle.lost is None:
-        return {}
     length = (pl.col("end") - pl.col("start")).sum()
-    sums = _placed(units, idle.lost).group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
+    sums = lost.group_by(pl.col("cause").cast(pl.String)).agg(ns=length)
     named: dict[str, list[tuple[str, int]]] = {}
     for cause, ns in sums.sort("ns", "cause", descending=[True, False]).iter_rows():
         state = OF_CAUSE.get(cause, "idle")
         if cause in causes.NAMES and state not in NOT_LOST:
-            named.setdefault(state, []).append((idle.names[cause], ns))
+            named.setdefault(state, []).append((names[cause], ns))
     return {
         state: idle_name(*(name for name, ns in of if ns >= _LEAST * sum(ns for _, ns in of)))
         for state, of in named.items()
