@@ -18,7 +18,7 @@ The times of all causes add up to the idle time, exposed communication and expos
 devices. Removing a cause may gain less: another rank may then be the slowest, see ``gains``.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -159,12 +159,11 @@ class DeviceTime(Basis):
     def _stretch(self) -> pl.Series:
         """The stretch of each loss, null for wait time."""
         _, (device,) = group_numbers(DEVICE, self.losses)
-        rows = self.losses.select("start", "end", own=~pl.col("waited"), device=pl.Series(device))
-        own = {name: pl.when("own").then(name) for name in ("end", "device")}
-        end, last = (column.forward_fill().shift(1) for column in own.values())
+        rows = self.losses.select("start", "end", local=~pl.col("waited"), device=pl.Series(device))
+        end, last = (pl.when("local").then(x).forward_fill().shift(1) for x in ("end", "device"))
         apart = (pl.col("start") - end >= _AFTER_NS) | pl.col("device").ne_missing(last)
-        number = (pl.col("own") & apart).cum_sum()
-        return rows.select(stretch=pl.when("own").then(number)).to_series()
+        number = (pl.col("local") & apart).cum_sum()
+        return rows.select(stretch=pl.when("local").then(number)).to_series()
 
     @cached_property
     def in_turn(self) -> bool:
@@ -473,44 +472,38 @@ def _communication(
     windows: pl.DataFrame,
     training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
-    """Yield exposed communication as losses: that of each cause, then the rest."""
+    """Yield exposed communication as losses, each moment once: of each cause, then the rest."""
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
     rest = intervals.intersect(communicating, windows, DEVICE)
-    if comm is not None:
-        claims = [*_of_communication(lost, comm, rest, windows, training)]
-        yield from claims
-        claimed = pl.concat([claim.select(*DEVICE, "start", "end") for claim in claims])
-        rest = intervals.subtract(rest, claimed, DEVICE)
+    for claim in () if comm is None else _claims(lost, comm, rest, windows, training):
+        if claim.is_empty():
+            continue
+        once = _disjoint(claim)
+        yield _shaped(intervals.overlap_with(once, rest, DEVICE).rename({"overlap": "lost_ns"}))
+        rest = intervals.subtract(rest, once, DEVICE)
     on_host = intervals.intersect(rest, lost.filter(pl.col("cause") == causes.PEER), DEVICE)
     rests = {EXPOSED: intervals.subtract(rest, on_host, DEVICE), causes.PEER: on_host}
     for cause, rows in rests.items():
         yield _shaped(rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH))
 
 
-def _of_communication(
+def _claims(
     lost: pl.DataFrame,
     comm: CommOutliers,
     exposed: pl.DataFrame,
     windows: pl.DataFrame,
     training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
-    """Yield the exposed communication of each cause in order, each moment once."""
+    """Yield the communication of each cause in order."""
     waits = _waits(_with_slow(lost, comm), comm, windows)
-    for claim in (
-        waits,
-        _delayed(waits, comm, exposed),
-        *(() if training is None else (_repeated(training),)),
-        _slow(comm, "setup", causes.COMMUNICATOR),
-        _slow(comm),
-        _unexplained(comm),
-        _on_slow_links(comm),
-    ):
-        if claim.is_empty():
-            continue
-        once = _disjoint(claim)
-        overlapping = intervals.overlap_with(once, exposed, DEVICE)
-        yield _shaped(overlapping.rename({"overlap": "lost_ns"}))
-        exposed = intervals.subtract(exposed, once, DEVICE)
+    yield waits
+    yield _delayed(waits, comm, exposed)
+    if training is not None:
+        yield _repeated(training)
+    yield _slow(comm, "setup", causes.COMMUNICATOR)
+    yield _slow(comm)
+    yield _unexplained(comm)
+    yield _on_slow_links(comm)
 
 
 def _disjoint(rows: pl.DataFrame) -> pl.DataFrame:
