@@ -1,7 +1,6 @@
 """A short timeline from the results of idle time and communication: the extreme devices only."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -142,8 +141,7 @@ def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | No
     states = pl.concat([busy, states]).sort("lane", "start")
     if compared is None or compared.arrivals.is_empty():
         return states.with_columns(peer=pl.lit(None, pl.Int32))
-    of_units = compared.arrivals.join(units, on=["path", "rank"], how="semi", nulls_equal=True)
-    waits = with_peers(replace(compared, arrivals=of_units).on_devices(units))
+    waits = with_peers(compared.on_devices(units), units)
     waits = waits.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns"))
     waits = _placed(units, waits).select("lane", "start", "end", pl.col("peer").cast(pl.Int32))
     return with_waits(states, waits, _LANE)
