@@ -287,7 +287,7 @@ Confidence = Literal["low", "medium", "high"]
 #: How the gain of removing the cause of a finding is known.
 GainBasis = Literal["", "replay", "bound"]
 #: What of the run an advice changes.
-Fix = Literal["", "fewer-calls", "move-layers"]
+Fix = Literal["", "fewer-calls", "move-layers", "with-others"]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from wording import check_wording
 import traceanalyzer as ta
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.run.loop import examine
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Device, Trace
 
 KERNELS = {"gemm": 4 * MS, "softmax": 2 * MS, "layer_norm": MS, "multi_tensor_apply": MS}
 ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group_size": 4, "stream": 20}
@@ -187,3 +187,36 @@ def test_slow_small_collective_is_on_a_slow_link() -> None:
     (one,) = judged("slow-link", traces)
     assert one.total_ns == pytest.approx(2 * 6 * 5 * MS, rel=0.01)
     check_wording(one.title)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "on", "begins", "hosts", "shares"),
+    [
+        (2, 0, 0, ("a", "a"), True),
+        (4, 1, 20 * MS, ("a", "a"), True),
+        (2, 0, 0, ("a", "b"), False),  # the GPU of another host
+        (1, 0, 0, ("a", "a"), False),  # one visible GPU per process
+        (2, 0, 500 * MS, ("a", "a"), False),  # one after another
+    ],
+)
+def test_ranks_share_a_gpu_while_another_is_free(
+    gpus: int, on: int, begins: int, hosts: tuple[str, str], *, shares: bool
+) -> None:
+    """Each of two ranks computes for 9 of 10 ms of a step."""
+    devices = tuple(Device(n, "NVIDIA A100-SXM4-80GB") for n in range(gpus))
+    ranks = []
+    for rank, node in enumerate(hosts):
+        events = []
+        for n in range(5):
+            ids = {"correlation": n + 1}
+            events += [
+                step(n, 10 * n * MS, 10 * MS),
+                host("cuda_runtime", "cudaLaunchKernel", 10 * n * MS, 1000, **ids),
+                device("gemm", 10 * n * MS + 5000, 9 * MS, **ids) | {"device": on},
+            ]
+        about = {"world_size": 2, "devices": devices, "epoch_ns": rank * begins}
+        name = f"{node}_{rank}.17.pt.trace.json"
+        ranks.append(trace(events, rank, host=node, path=name, **about))
+    found = {one.id: one for one in ta.diagnose(ranks).findings}
+    assert ("shared-gpu" in found) == shares
+    assert not shares or found["shared-gpu"].cost_frac == pytest.approx(0.45, abs=0.02)

@@ -399,6 +399,47 @@ def test_the_last_of_several_reductions_is_no_gain(count: int, gained: int, rank
     assert one.gain_frac == pytest.approx(one.cost_frac * gained / count, rel=0.05)
 
 
+def parallel(number: int, *, transfer: int, copy: int) -> Trace:
+    """Return steps of a kernel, then a reduction and a copy to the host on streams of their own."""
+    events: list[dict[str, Any]] = []
+    length = 4 * MS + max(transfer, copy) + 100 * US
+    group = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2}
+    for index in range(STEPS):
+        at, end = index * length, 4 * MS + 20 * US
+        works: list[tuple[str, int, int, dict[str, Any]]] = [
+            (GEMM, 20 * US, 4 * MS, {}),
+            (ALL_REDUCE, end, transfer, {"stream": 20, "seq": index, **group}),
+            ("Memcpy DtoH (Device -> Pinned)", end, copy, {"stream": 30, "kind": "gpu_memcpy"}),
+        ]
+        events.append(step(index, at, length))
+        done = at + length - 20 * US
+        for place, (name, start, ns, about) in enumerate(works):
+            ids, kind = {"correlation": 3 * index + place + 1}, about.pop("kind", "kernel")
+            call = "cudaMemcpyAsync" if kind == "gpu_memcpy" else "cudaLaunchKernel"
+            events += [
+                host("cuda_runtime", call, at + 5 * place * US, 3 * US, **ids),
+                device(name, at + start, ns, **ids, **about) | {"kind": kind},
+            ]
+        events.append(
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 18 * US, done - at - 18 * US)
+        )
+    return trace(events, rank=number, world_size=2)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "copy", "gained", "is_pair"), [(7, 7, 7, True), (7, 2, 5, False)]
+)
+def test_a_copy_at_the_time_of_a_transfer_counts_with_it(
+    transfer: int, copy: int, gained: int, *, is_pair: bool
+) -> None:
+    """Without the transfer alone, the step lasts until the copy ends."""
+    ranks = [parallel(n, transfer=transfer * MS, copy=copy * MS) for n in range(2)]
+    one = by_id(ta.diagnose(ranks))["exposed-communication"]
+    assert (one.fix == "with-others") == is_pair
+    assert one.gain_frac == pytest.approx(gained / (4 + transfer), abs=0.03)
+    assert "host time" in one.gain_change or not is_pair
+
+
 def test_slow_transfers_of_a_program_that_waits_for_launches_gain_nothing() -> None:
     """The device waits for transfers, and the host launches all the time: only that counts."""
     events: list[dict[str, Any]] = []

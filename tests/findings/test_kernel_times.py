@@ -110,6 +110,37 @@ def test_memory_keeps_its_speed_at_a_lower_clock(
     assert not is_clock or difference.why == SLOW_GPU
 
 
+@pytest.mark.parametrize(
+    ("slower", "grid", "is_memory"),
+    [
+        (("norm", "Gelu", "multi"), 7, True),
+        (("norm", "Gelu", "multi"), 9, False),
+        (("norm",), 7, False),
+        (("norm", "Gelu", "multi", "flash"), 7, False),
+    ],
+)
+def test_slow_memory_slows_down_all_but_products(
+    slower: tuple[str, ...], grid: int, *, is_memory: bool
+) -> None:
+    """Products of larger inputs have other grids."""
+    names = ("gemm", "flash_fwd_kernel", "layer_norm_kernel", "multi_tensor_apply_kernel<Adam>",
+             "vectorized_elementwise_kernel<GeluCUDAKernelImpl>")  # fmt: skip
+    rows = [
+        (f"s{number}", name, 9, 9 * MS * (17 if odd and any(s in name for s in slower) else 10),
+         grid if odd and name == "gemm" else 7)
+        for number in range(STEPS) for name in names for odd in (number == 5,)
+    ]  # fmt: skip
+    schema = ["step", "kernel", "n", "total_ns", "blocks"]
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    difference = compare(
+        frame.with_columns(max_ns=pl.col("total_ns") // 9), "step", "s5", "in other steps"
+    )
+    assert difference is not None
+    assert ("memory of the GPU" in difference.text) == is_memory
+    assert ("ECC" in difference.advice("")) == is_memory
+    assert not is_memory or difference.why == SLOW_GPU
+
+
 @pytest.mark.parametrize(("key", "why"), [("rank", OTHER_KERNELS), ("step", MORE_KERNELS)])
 def test_kernel_that_only_one_runs(key: str, why: str) -> None:
     rows = kernels({}, key)

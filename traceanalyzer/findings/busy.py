@@ -394,6 +394,7 @@ def _far_from_roof(result: Efficiency, answers: Answers) -> Iterator[Measured]:
         advice=_of_reasons(rows, reasons, answers),
         total_ns=total,
         confidence="high" if known >= total / 2 else "medium",
+        explained={"shared-gpu": 1.0},
     )
 
 

@@ -253,11 +253,9 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, int(rest["lost_ns"].sum()), waits=not waited_ns)
     # fewer bytes, or fewer collectives, make all of them shorter
-    last = (
-        0
-        if remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"], *_COALESCE)
-        else _last_ns(answers)
-    )
+    fewer = remedy.startswith(_FEWER)
+    shorter = fewer or remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"])
+    last = 0 if shorter else _last_ns(answers)
     most = max(total - last, 0) if last else None
     if comm is not None and remedy == _TEXTS["pairs"] and (pair := _slow_pair(comm)):
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
@@ -272,7 +270,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
         advice=_TEXTS["all_ranks"] * alone + remedy,
-        fix="fewer-calls" if remedy in _COALESCE else "",
+        fix="fewer-calls" if fewer else "",
         confidence="low" if alone or remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"]) else "high",
         total_ns=total,
         # overlap gains nothing, and a part is usual; slow links are another finding
@@ -288,6 +286,11 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
 #: Advice for many small collectives, which the host need not issue then.
 _COALESCE = tuple(
     f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones." for text in FEWER
+)
+#: Beginnings of all such advice: the host that issues them hides what shorter transfers alone gain.
+_FEWER = (
+    *_COALESCE,
+    *(_TEXTS[name].partition("{")[0] for name in ("larger_units", "larger_buckets")),
 )
 _WITH_WAITS = ", including wait time for ranks that were not recorded"
 

@@ -22,7 +22,8 @@ import polars as pl
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.clocks import OWNER
-from traceanalyzer.analyzers.common.device_work import COMMUNICATION
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, MEMORY
+from traceanalyzer.analyzers.common.names import called_in
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.replay.changes import (
@@ -32,6 +33,7 @@ from traceanalyzer.analyzers.replay.changes import (
     SYNCHRONISATION,
     Change,
     fused,
+    share_with_copies,
 )
 from traceanalyzer.analyzers.replay.engine import Weights
 from traceanalyzer.analyzers.replay.profiler import UNPROFILED
@@ -127,10 +129,8 @@ def with_gains(
     by_id = {rule.id: rule for rule in rules}
     bounds = tuple(_bound(one, by_id[one.id]) for one in findings)
     time, replay = answers.time, examined.replay
-    if not time.whole_ns:
-        return Gains(bounds)
-    if examined.jobs:
-        return Gains(bounds, why=DIFFERENT_JOBS)
+    if not time.whole_ns or examined.jobs:
+        return Gains(bounds, why=DIFFERENT_JOBS if examined.jobs else "")
     if not isinstance(replay, Replay):
         return Gains(bounds, why=examined.missing.get(REPLAY, ""))
     time = replace(time, windows=_of_process(time.windows, replay))
@@ -146,13 +146,15 @@ def with_gains(
         if frac is None:
             kept.append(one)
             continue
-        more += (factor - 1) * frac
-        frac *= factor
+        more, frac = more + (factor - 1) * frac, frac * factor
         cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
         is_off, most = frac < NO_GAIN, 1.0 if limit is None else limit
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
+        if is_off and one.id == EXPOSED_ID and most >= _LEAST_OF_PAIR:
+            one, inside, both = _paired(one, inside, replay, counted, answers)
+            is_off, frac = not both, min(both * factor, most) or frac
         known = replace(
             one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay",
             gain_change=_change(one),
@@ -215,6 +217,34 @@ def _behind_loader(
         )
         removed.append(inside)
     return left
+
+
+#: Causes that hide each other gain together at least this share of the time. Copies hide transfers
+#: of which they run at the same time for this share.
+_LEAST_OF_PAIR, _PARALLEL = 0.1, 0.5
+
+
+def _paired(
+    one: Finding, inside: Finding, replay: Replay, time: DeviceTime, answers: Answers
+) -> tuple[Finding, Finding, float]:
+    """Return a finding about transfers with what else takes as long, and the gain without both.
+
+    The gain is 0 if it is small, too.
+    """
+    pair = replace(inside, fix="with-others")
+    late = replay.waits_for_batches() >= NO_GAIN * replay.whole_ns  # workers limit the run
+    both = 0.0 if late else _share([pair], replay, time)
+    if both < _LEAST_OF_PAIR or inside.intervals is None:
+        return one, inside, 0.0
+    copies = share_with_copies(replay.job, inside.intervals) >= _PARALLEL
+    other, advice = "the host takes as long", "Shorten what the host does then, too."
+    if copies:
+        other = f"copies{called_in(answers.place(MEMORY))} run at the same time"
+        advice = "Start these copies earlier, too."
+    title = f"{one.title.rstrip('.')}, and {other}: one without the other gains nothing."
+    known = replace(one, title=title, advice=f"{one.advice} {advice}", fix=pair.fix)
+    known = replace(known, confidence="medium" if copies else "low")
+    return known, pair, both
 
 
 def _with_least(one: Finding, least: float, rule: Rule) -> Finding:
@@ -334,12 +364,16 @@ def _change(one: Finding) -> str:
         return "one kernel in place of each loop" if _LOOPS[one.id] else "no such kernels"
     if one.id in _FASTER:
         return f"these kernels {_FASTER[one.id].rpartition('=')[2]} times as fast"
-    if one.id in _TRANSFERS:
+    if _is_transfer(one):
         calls = ", no calls of small ones" if one.fix == "fewer-calls" else ""
         return f"instant transfers in this time{calls}"
     free = Change(free=_WAITS.get(one.id, ()))
     waits = f", {free.text}" if free.free else ""
     return f"no host time, copies and transfers in this time{waits}"
+
+
+def _is_transfer(one: Finding) -> bool:
+    return one.id in _TRANSFERS and one.fix != "with-others"
 
 
 def _is_of_ranks(one: Finding) -> bool:
@@ -382,7 +416,8 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
         ranks = {one.rank for one in replay.job.programs if one.rank is not None}
     free = dict.fromkeys(name for one in findings for name in _WAITS.get(one.id, ()))
     change = replace(_like_others(ranks, findings), free=tuple(free))
-    lost, transfers = _lost(findings, _IN_INTERVALS - _TRANSFERS), _lost(findings, _TRANSFERS)
+    lost = _lost([one for one in findings if not _is_transfer(one)], _IN_INTERVALS)
+    transfers = _lost([one for one in findings if _is_transfer(one)], _TRANSFERS)
     weights = replay.without(lost, transfers, change, _lost(findings, _WAITS))
     for one in findings:
         if one.intervals is not None and one.id in _LOOPS:

@@ -8,12 +8,13 @@ from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
+from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import SHARED
 from traceanalyzer.findings.device_time import DEVICE
-from traceanalyzer.findings.rule import Answers, Measured, in_steps, of_purpose, rule
+from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, in_steps, of_purpose, rule
 from traceanalyzer.frames import intervals
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
 
 #: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.
 _SLOW = 1.1
@@ -205,6 +206,44 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     )
 
 
+@rule(
+    "info",
+    "ranks that share a GPU while other GPUs of their host are free",
+    f"time that their work on this GPU takes, without an equal part of it, {OF_STEP}",
+    {"warning": 0.1, "critical": 0.3},
+    uses=("comm_outliers", "gpu_idle"),
+    compares_ranks=True,
+)
+def _shared_gpu(result: Info, answers: Answers) -> Iterator[Measured]:
+    count = pl.col("devices").str.extract(r"^(\d+)x [^,]*$").cast(pl.Int64)
+    spans = result.files.select("path", "rank", begin="epoch_ns", listed=count)
+    spans = spans.with_columns(end=pl.col("begin") + result.contents["span_ns"])
+    rows = answers.time.busy.drop_nulls("rank").join(spans, on=["path", "rank"])
+    host = pl.col("rank").replace_strict(answers.nodes, default=None, return_dtype=pl.String)
+    rows = rows.with_columns(host=host).drop_nulls("host")
+    is_free = pl.col("listed").min().over("host") > pl.col("device").n_unique().over("host")
+    at_once = pl.col("begin").max() < pl.col("end").min()
+    shared = rows.filter(is_free).group_by("host", "device").agg(
+        pl.col("rank").unique().sort(), pl.col("busy_ns").sum(), at_once=at_once
+    ).filter("at_once", pl.col("rank").list.len() > 1)  # fmt: skip
+    for one in shared.sort("busy_ns", "host", "device").tail(1).iter_rows(named=True):
+        total = round(int(one["busy_ns"]) * (1 - 1 / len(one["rank"])))
+        yield Measured(
+            title=f"Ranks {format_ranges(one['rank'])} of {one['host']} share GPU {one['device']}, "
+            f"and other GPUs of this host are free: {answers.time.share(total)}.",
+            advice=_ONE_EACH,
+            total_ns=total,
+            device=one["device"],
+        )
+
+
+_ONE_EACH = (
+    "Choose the GPU of each rank before it uses one: torch.cuda.set_device(int(os.environ["
+    '"LOCAL_RANK"])), or one visible GPU per process (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, '
+    "srun --gpus-per-task=1)."
+)
+
+
 # --- metrics of GPU and host -----------------------------------------------------------------
 
 
@@ -324,6 +363,6 @@ def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _throttled_steps, _slow_gpu, _memory_bound, _idle_multiprocessors, _busy_processors,
-    _full_host_memory, _swapping, _busy_disk,
+    _throttled_steps, _slow_gpu, _shared_gpu, _memory_bound, _idle_multiprocessors,
+    _busy_processors, _full_host_memory, _swapping, _busy_disk,
 )  # fmt: skip

@@ -228,6 +228,15 @@ class Answers:
         return of_gloo and copying.startswith("c10d::")
 
     @cached_property
+    def nodes(self) -> dict[int, str | None]:
+        """The node of each rank, as far as it is known."""
+        windows, comm = self.time.windows.drop_nulls("rank"), self.of(CommOutliers)
+        node = pl.col("path").str.extract(_OF_HANDLER)
+        nodes: dict[int, str | None] = dict(windows.select("rank", node).unique().iter_rows())
+        hosts = None if comm is None else comm.ranks.select("rank", "host").drop_nulls()
+        return nodes if hosts is None else nodes | dict(hosts.iter_rows())
+
+    @cached_property
     def memory_use(self) -> tuple[int, int] | None:
         """Peak of reserved memory, and memory of a GPU, in bytes; None if either is unknown."""
         memory, info = self.of(Memory), self.get("info")
@@ -267,6 +276,8 @@ class Answers:
         return program(self.results)
 
 
+#: Name of a file of torch.profiler's tensorboard_trace_handler: node, process, time.
+_OF_HANDLER = r"([^/\\]+)_\d+\.\d+\.pt\.trace\.json"
 #: Modules are loaded again and again from this number on, with other work to make what has them.
 _MANY, _MAKES = 10, (causes.HOST_CODE, causes.MEMORY_MANAGEMENT, causes.API_CALLS)
 OF_GLOO = (

@@ -4,7 +4,6 @@ Longer idle time, other kernels, unequal work or experts, a slow stage of a pipe
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -332,10 +331,6 @@ def _times_as_long(rows: pl.DataFrame, ranks: Sequence[int]) -> str:
     return f"{format_ratio(of_ranks / usual)} as long as on the other ranks"
 
 
-#: Name of a file of torch.profiler's tensorboard_trace_handler: node, process, time.
-_OF_HANDLER = re.compile(r"([^/\\]+)_\d+\.\d+\.pt\.trace\.json")
-
-
 def label(answers: Answers, ranks: Sequence[int]) -> str:
     """Return ``rank 3``, ``ranks 3, 4``, or ``ranks 4-7 (all of node b)``.
 
@@ -343,13 +338,7 @@ def label(answers: Answers, ranks: Sequence[int]) -> str:
     """
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
-    nodes: dict[int, str | None] = {}
-    windows = answers.time.windows.drop_nulls("rank")
-    for rank, path in windows.select("rank", "path").unique().iter_rows():
-        name = _OF_HANDLER.search(path)
-        nodes[rank] = name and name[1]
-    if (comm := answers.of(CommOutliers)) is not None:
-        nodes |= dict(comm.ranks.select("rank", "host").drop_nulls().iter_rows())
+    nodes = answers.nodes
     node = nodes.get(ranks[0])
     is_all = node and [rank for rank in sorted(nodes) if nodes[rank] == node] == [*ranks]
     return f"ranks {format_ranges(ranks)}{f' (all of node {node})' if is_all else ''}"

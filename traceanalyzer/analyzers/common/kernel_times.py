@@ -54,6 +54,11 @@ _ADVICE = {
     "kernel that waits for the host), and whether another recording has such a call again.",
 }
 
+_CHECK_MEMORY = (
+    "Check the memory of {gpu}: its clock, corrected errors and remapped rows (nvidia-smi -q -d "
+    "CLOCK,ECC,ROW_REMAPPER; rocm-smi --showclocks --showrasinfo), and other processes on it; "
+    "exclude the node if it stays slow."
+)
 #: Kernels of experts, which work on the tokens that a router gives them.
 _OF_EXPERTS = r"(?i)group(?:ed)?_?(?:gemm|problem|mm)|moe|expert"
 #: Kernels of embedding tables (FBGEMM).
@@ -99,6 +104,8 @@ class Difference:
             return BALANCE_EXPERTS
         if self.why in UNEQUAL and re.search(_OF_TABLES, self.text):
             return _SHARD_TABLES
+        if self.text.endswith(_OF_MEMORY):
+            return _CHECK_MEMORY.format(gpu=gpu)
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=clocks)
 
 
@@ -230,12 +237,13 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
             f"in {slow:,} of {steps:,} steps kernels take {times:.2f} times as long as {who} "
             "(throttled GPU, other work on it, or larger inputs)",
         )
-    if (factor := _at_lower_clock(rows)) > 1 + _APART:
-        return Difference(
-            SLOW_GPU,
-            f"matrix products and attention take {factor:.2f} times as long as the same kernels "
-            f"{who}, kernels that wait for memory as long as there (lower clock of the GPU)",
-        )
+    for slower, others, (these, those, cause) in _PARTS:
+        if (factor := _only(rows, slower, others)) > 1 + _APART:
+            text = (
+                f"{these} take {factor:.2f} times as long as the same kernels {who}, {those} as "
+                f"long as there {cause}"
+            )
+            return Difference(SLOW_GPU, text)
     rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no median
     factor = _typical(rows)
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
@@ -283,28 +291,42 @@ def _except_parameters(rows: pl.DataFrame) -> float:
     return factor if alike else 1.0
 
 
-def _at_lower_clock(rows: pl.DataFrame) -> float:
-    """Return how many times as long computing kernels take, if those that wait for memory do not.
+#: Families of kernels that compute, of those that only wait for memory, and of more of them.
+_COMPUTE, _STREAMS = (GEMM, CONVOLUTION, ATTENTION), (ELEMENTWISE, COPY)
+_MEMORY = (*_STREAMS, "optimizer", "softmax", "norm")
+_OF_MEMORY = "(slow memory of the GPU)"
+_COMPUTED = "matrix products and attention"
+_STREAMED = "kernels that wait for memory"
+#: What is slower, what is not, and how that is said.
+_PARTS = (
+    (_COMPUTE, _STREAMS, (_COMPUTED, _STREAMED, "(lower clock of the GPU)")),
+    (_MEMORY, _COMPUTE, (_STREAMED, _COMPUTED, _OF_MEMORY)),
+)
 
-    Memory keeps its speed when the clock of the multiprocessors falls. Larger inputs would give
-    pointwise kernels other grids: nearly all of them must be known. 1 if the kernels are few, or
-    not slower alike.
+
+def _only(rows: pl.DataFrame, slow: tuple[str, ...], others: tuple[str, ...]) -> float:
+    """Return how many times as long the kernels of some families take, if those of others do not.
+
+    Memory keeps its speed when the clock of the multiprocessors falls, and multiprocessors theirs
+    with slow memory. Larger inputs would give the others other grids: nearly all of them must be
+    known. 1 if the kernels are few, or not slower alike.
     """
     families = families_of(rows["kernel"].unique())
-    computing, waiting = (
+    slower, usual = (
         rows.filter(pl.col("kernel").is_in([name for name, one in families.items() if one in of]))
-        for of in ((GEMM, CONVOLUTION, ATTENTION), (ELEMENTWISE, COPY))
+        for of in (slow, others)
     )
     is_known = (pl.col("n") > 0) & (pl.col("usual_n") > 0)
-    known = waiting.filter(is_known)
-    most_ns = _ALL * float(waiting["total_ns"].sum())
-    if computing.height < _FEW or float(known["total_ns"].sum()) < max(most_ns, 1):
+    known = usual.filter(is_known)
+    most_ns = _ALL * float(usual["total_ns"].sum())
+    if slower.height < _FEW or float(known["total_ns"].sum()) < max(most_ns, 1):
         return 1.0
-    factor, fixed = _typical(computing), _typical(known)
+    expected = float(known.select((pl.col("n") * pl.col("usual_mean")).sum()).item())
+    factor, fixed = _typical(slower), float(known["total_ns"].sum()) / expected
     over = pl.col("mean") / pl.col("usual_mean") - 1
     alike = (over > (factor - 1) / 2) & (over < 2 * (factor - 1)) & is_known
-    slow_ns = float(computing.filter(alike)["total_ns"].sum())
-    whole_ns = float(computing["total_ns"].sum())
+    slow_ns = float(slower.filter(alike)["total_ns"].sum())
+    whole_ns = float(slower["total_ns"].sum())
     return factor if slow_ns >= _ALL * whole_ns and fixed - 1 < _LITTLE * (factor - 1) else 1.0
 
 

@@ -339,9 +339,18 @@ def without_time(
         left = np.where(whole.transfer > 0, less.transfer / np.maximum(whole.transfer, 1), 1.0)
         np.minimum.at(share, group, left)
         transfer = whole.transfer * np.where(group < 0, 1.0, share[group])
-        whole = replace(whole, duration=less.duration, transfer=transfer)
+        is_transfer = (job.timed[1]["work_kind"] == COMMUNICATION).to_numpy()
+        duration = np.where(is_transfer, less.duration, whole.duration)
+        whole = replace(whole, duration=duration, transfer=transfer)
         less = _without_waits(whole, job.timed[0], _exposed(job.timed[1]), mine)
     return less.of_each(job.first_call, job.first_row)
+
+
+def share_with_copies(job: Job, lost: pl.DataFrame) -> float:
+    """Return in what share of lost time copies run."""
+    mine, copies = _of_programs(job, lost), job.timed[1].filter(work_kind=MEMORY)
+    within = intervals.overlap_with(mine, copies, ["program", "device"])["overlap"].sum()
+    return int(within) / max(int((mine["end"] - mine["start"]).sum()), 1)
 
 
 def _of_programs(job: Job, spans: pl.DataFrame) -> pl.DataFrame:
