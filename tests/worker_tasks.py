@@ -55,8 +55,3 @@ def counts_off_main_thread(path: Path) -> dict[str, int] | str | None:
     """Return :func:`counts`; None on the main thread, or if polars has several threads."""
     main = threading.current_thread() is threading.main_thread()
     return None if main or pl.thread_pool_size() > 1 else counts(path)
-
-
-def options_are_the_same(_: Any) -> bool:
-    """Whether two queries on tables get the same options."""
-    return pl.QueryOptFlags._eager() is pl.QueryOptFlags._eager()

@@ -23,7 +23,6 @@ from worker_tasks import (
     counts_off_main_thread,
     measured_or_killed,
     measured_or_killed_on_rank_1,
-    options_are_the_same,
 )
 
 import traceanalyzer as ta
@@ -590,12 +589,6 @@ def test_workers_with_one_thread_read_every_format(tmp_path: Path, thorough: boo
     read = list(workers.each(counts_off_main_thread, files, 2, threads=1))
     assert read == [counts(path) for path in files]
     assert sum(isinstance(one, dict) for one in read) > len(files) // 2
-
-
-def test_queries_of_a_worker_have_the_same_options() -> None:
-    same = list(workers.each(options_are_the_same, [None], 1))
-    engine = getattr(pl, "InMemoryEngine", None)  # of polars 2
-    assert same == [hasattr(engine, "_with_monitoring")]
 
 
 @pytest.mark.matrix

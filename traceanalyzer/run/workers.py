@@ -98,27 +98,12 @@ def each(
 def serve() -> None:
     """Run tasks until standard input is closed; anything printed goes to standard error."""
     gc.set_threshold(20_000, 20, 20)  # as in the command
-    _options_once()
     output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     if pl.thread_pool_size() == 1 and not has_plug_ins():
         _on_polars_thread(partial(_serve, output))
     else:
         _serve(output)
-
-
-def _options_once() -> None:
-    """Let polars make the options of a query on a table once, not for each of 900 of a small file.
-
-    This and the look for a monitor take 7 % of the CPU time of a small file. Other versions of
-    polars, and queries that are monitored, keep theirs.
-    """
-    flags, engine = pl.QueryOptFlags, getattr(pl, "InMemoryEngine", None)
-    known = hasattr(flags, "_eager") and hasattr(engine, "_with_monitoring")
-    if known and "POLARS_QUERY_MONITORING" not in os.environ:
-        options = flags._eager()
-        flags._eager = staticmethod(lambda: options)  # type: ignore[method-assign]
-        engine._with_monitoring = lambda _, options: options  # type: ignore[union-attr]
 
 
 def _on_polars_thread(function: Callable[[], None]) -> None:
