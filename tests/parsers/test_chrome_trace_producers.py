@@ -136,3 +136,31 @@ def test_a_full_buffer_of_viztracer_is_an_issue(tmp_path: Path, *, overflow: boo
     path.write_text(json.dumps({"traceEvents": slices, "viztracer_metadata": noted}))
     issues = ta.read(path).issues.select("severity", "code", "count").rows()
     assert issues == [("data_loss", "history-overflowed", 1)] * overflow
+
+
+@pytest.mark.usefixtures("either")
+def test_kernels_copies_and_calls_of_rocprof_1(tmp_path: Path) -> None:
+    def slice_(name: str, pid: int, begin: int, **args: Any) -> dict[str, Any]:
+        texts = {key.replace("_", "-"): str(value) for key, value in args.items()}
+        args = {"BeginNs": f"{begin}000", "EndNs": f"{begin + 40}000", "Name": name, **texts}
+        return {"ph": "X", "name": name, "pid": str(pid), "tid": "7", "ts": str(begin), "dur": "40",
+                "args": args}  # fmt: skip
+
+    processes = {2: "CPU HIP API", 1: "COPY", 8: "GPU2"}
+    trace = _read(
+        tmp_path,
+        {},
+        *({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+          for pid, name in processes.items()),
+        slice_("hipMemcpy", 2, 100),
+        slice_("CopyHostToDevice", 1, 110, dev_id=2, queue_id=0, stream_id=0),
+        slice_("hipLaunchKernel", 2, 200),
+        slice_("add(float*)", 8, 210, dev_id=2, queue_id=3, stream_id=0),
+    )  # fmt: skip
+    rows = trace.events.sort("ts").select("kind", "name", "device", "stream", "dur")
+    assert [tuple(map(str, row[:2])) + row[2:] for row in rows.iter_rows()] == [
+        ("cuda_runtime", "hipMemcpy", None, None, 40_000),
+        ("gpu_memcpy", "Memcpy HtoD", 2, 0, 40_000),
+        ("cuda_runtime", "hipLaunchKernel", None, None, 40_000),
+        ("kernel", "add(float*)", 2, 3, 40_000),
+    ]

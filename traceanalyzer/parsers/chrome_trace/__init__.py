@@ -21,13 +21,11 @@ _LIKELY = re.compile(
 )
 #: The first key of what PyTorch and Composer write; no other format begins with it.
 _FIRST = re.compile(rb'\s*+\{\s*+"(?:schemaVersion|distributedInfo|traceEvents)"\s*+:')
-#: rocprof 1 names a process of calls first, or one of copies or kernels.
-_ROCPROF = re.compile(rb'\s*+\{\s*+"traceEvents":\[\{\}\s*+,\{"args":\{"name":"[CGM]')
 
 
 def is_kineto(head: bytes) -> bool:
     """Whether the first key shows that it is a Chrome trace, without a look at other formats."""
-    return _FIRST.match(head) is not None and not _ROCPROF.match(head)
+    return _FIRST.match(head) is not None
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
@@ -36,8 +34,7 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     if text.startswith(b"["):
         inner = text[1:].strip(b" \t\r\n,")
         return inner in (b"", b"]") or _LIKELY.search(head) is not None
-    is_object = text.startswith(b"{") and not _ROCPROF.match(text)
-    return is_object and _LIKELY.search(head) is not None
+    return text.startswith(b"{") and _LIKELY.search(head) is not None
 
 
 FORMAT: Format = Format(

@@ -68,6 +68,10 @@ class Args(msgspec.Struct, gc=False):
     labels: Any = None
     sort_index: Any = NULL
     value: Any = None
+    # rocprof 1
+    begin: Any = msgspec.field(default=None, name="BeginNs")
+    dev_id: Any = msgspec.field(default=None, name="dev-id")
+    queue: Any = msgspec.field(default=None, name="queue-id")
     # written by our own exporter
     original_tid: Any = msgspec.field(default=NULL, name="traceanalyzer tid")
 

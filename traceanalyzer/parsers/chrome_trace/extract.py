@@ -84,13 +84,15 @@ def _as_recorded(events: list[Event], raw_args: RawArgs) -> RawArgs:
     of_py_spy = [row for row, e in enumerate(events) if e.cat == "py-spy" and e.ph in ("B", "E")]
     unnamed = [e for e in events if e.name in _UNNAMED and type(e.args) is Args]
     functions = [event for event in events if event.pid in _FUNCTIONS]
-    if moved or of_py_spy or unnamed or functions:
+    of_rocprof = [e for e in events if type(e.args) is Args and e.args.begin is not None]
+    if moved or of_py_spy or unnamed or functions or of_rocprof:
         from traceanalyzer.parsers.chrome_trace import producers
 
         raw_args = producers.undo_overflow(events, moved, raw_args)
         producers.name_py_spy_frames(events, of_py_spy, raw_args)
         producers.name_copies(unnamed)
         producers.as_operators_and_kernels(functions)
+        producers.as_device_work_and_calls(of_rocprof)
     return raw_args
 
 

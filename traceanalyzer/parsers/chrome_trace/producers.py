@@ -12,6 +12,8 @@ Each correction applies to one exact spelling; all other events are unchanged:
   arguments only: they get the names that Kineto gives them;
 * ``EventList.export_chrome_trace`` of PyTorch's older profiler has operators and kernels without
   category, as threads of the processes "CPU functions" and "CUDA functions", joined by flows;
+* rocprof 1 has kernels, copies and calls of HIP without category, with device and queue in their
+  arguments, and writes copies ``CopyHostToDevice``;
 * MosaicML Composer's system profiler writes wrong counter names and units: its "gb" of memory are
   bytes / 2**9, its "kb" of network traffic bytes / 2**3, its disk counters have a series literally
   called ``field_name``, and its CUDA memory is in 10^9 bytes without saying so. The corrected names
@@ -210,6 +212,34 @@ def _category(name: Any) -> str:
         if isinstance(name, str) and name.lower().startswith(prefix):
             return f"gpu_{prefix}"
     return "kernel"
+
+
+# --- rocprof 1 -------------------------------------------------------------------------------
+
+_COPIES = {
+    "CopyHostToDevice": "Memcpy HtoD",
+    "CopyDeviceToHost": "Memcpy DtoH",
+    "CopyDeviceToDevice": "Memcpy DtoD",
+    "FillBuffer": "Memset (Device)",
+}
+
+
+def as_device_work_and_calls(events: Sequence[Event]) -> None:
+    """Set category, device and stream of the events of rocprof 1; flows join calls and their work.
+
+    Args:
+        events: slices with its arguments, changed in place.
+    """
+    for event in events:
+        args, name = event.args, event.name
+        if type(args) is not Args or event.cat is not None or not isinstance(name, str):
+            continue
+        if args.dev_id is not None:
+            event.name = _COPIES.get(name, name)
+            event.cat = _category(event.name)
+            args.device, args.stream = args.dev_id, args.queue
+        elif name.startswith("hip"):
+            event.cat = "cuda_runtime"
 
 
 # --- Composer --------------------------------------------------------------------------------
