@@ -198,10 +198,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
         )
     if result.faster_ranks:
         ranks = format_ranges(result.faster_ranks)
-        yield (
-            f"Steps would be longer if these ranks were like the others, because their work is "
-            f"shorter than that of the others: {ranks}."
-        )
+        yield f"In the replay, steps are longer if these ranks are like the others: {ranks}."
     yield from inferred_waits(result.inferred, result.edges, result.hint)
     if result.missing:
         yield (
