@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, run_commands, run_program
-from test_imports import ALLOWED, _imports, _room_of_import
+from package_sources import source_of
+from test_imports import ALLOWED, _room_of_import
 from wording import check_wording
 
 EXAMPLE = ROOT / "docs" / "examples" / "traceanalyzer_example"
@@ -214,7 +215,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_imports_of_the_file_are_allowed(extended: dict[str, str]) -> None:
     path = Path(extended["PYTHONPATH"], "traceanalyzer", "analyzers", "jitter.py")
-    rooms = {_room_of_import(module) for module in _imports(path)} - {None, "package"}
+    rooms = {_room_of_import(module) for module in source_of(path).imports} - {None, "package"}
     assert {"run", "tables"} <= rooms
     assert rooms <= ALLOWED["analyzers"]
 
