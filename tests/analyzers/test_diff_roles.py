@@ -248,6 +248,8 @@ def test_other_input_shapes_are_no_regression(tmp_path: Path) -> None:
     assert "Regression" not in result.verdict
     same = ta.diff(record(tmp_path / "a.json", LAYER), record(tmp_path / "c.json", LAYER))
     assert same.reservations == ()
+    unknown = [one._replace(shapes=()) for one in larger]
+    assert ta.diff(tmp_path / "a.json", record(tmp_path / "d.json", unknown)).reservations == ()
 
 
 @pytest.mark.parametrize(

@@ -471,9 +471,9 @@ class _Roles:
             keys = [{(s.operator[i], s.shapes[i]) for s, i in map(self.of, some)} for some in both]
             plain = [{s.plain[i] for s, i in map(self.of, some)} for some in both]
             shapes = [[first_shapes(text or "") for _, text in sorted(k, key=str)] for k in keys]
-            if {key[0] for key in keys[0]} == {key[0] for key in keys[1]} and not (
-                {*shapes[0]} & {*shapes[1]}
-            ):
+            is_known = all(shapes[0]) and all(shapes[1])
+            is_one_call = {key[0] for key in keys[0]} == {key[0] for key in keys[1]}
+            if is_known and is_one_call and not {*shapes[0]} & {*shapes[1]}:
                 reshaped = f"{shapes[0][0]} before, {shapes[1][0]} after"
             sure |= bool(plain[0] & plain[1]) or bool(
                 {key for key in keys[0] & keys[1] if None not in key}
