@@ -12,6 +12,7 @@ import argparse
 import ast
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -54,6 +55,7 @@ TESTS: dict[str, str] = {
     "analyzers/transfers/compute.py": "transfers diagnosis_copies",
     "analyzers/replay/changes.py": "what_if what_if_pipeline follow",
     "analyzers/replay/engine.py": "what_if follow",
+    "analyzers/replay/follow.py": "follow",
     "analyzers/replay/host.py": "what_if_host what_if",
     "analyzers/replay/program.py": "program what_if what_if_host",
     "analyzers/replay/sample.py": "what_if what_if_host",
@@ -70,7 +72,8 @@ TESTS: dict[str, str] = {
     "analyzers/diff/compared.py": "diff",
     "analyzers/diff/runs.py": "diff",
 }
-_PATIENCE = 60.0
+#: Seconds of CPU time, and of waiting, after which a mutant counts as killed: it does not end.
+_CPU_PATIENCE, _PATIENCE = 60, 1200.0
 # every case and all examples, as in ``make test-all``
 _OPTIONS = (
     *("-x", "-q", "--assert=plain", "-p", "no:cacheprovider"),
@@ -151,6 +154,7 @@ def run(path: Path, code: CodeType, tests: list[str]) -> bool:
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_PATIENCE, _CPU_PATIENCE))
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nothing, stream)
