@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import shutil
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from time import process_time
 
 import pytest
 from conftest import ROOT
@@ -277,6 +280,35 @@ def test_an_error_far_in_a_log_is_found(name: str, tmp_path: Path) -> None:
     oom = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 8.00 GiB"
     path.write_text(f"{lines}{oom} of which 1.00 GiB is free. 6.00 GiB is allocated by PyTorch\n")
     assert ta.printed(path).to_polars("memory")["requested_bytes"].to_list() == [3 << 30]
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_lines_of_many_ranks_are_read_whole(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    block = "".join(f"INFO {n} read a part of the data set\n" for n in range(40_000))[: 1 << 20]
+    lines = "".join(
+        f"[rank{n}]:{NEW.format(n // 8)}SeqNum=1234, OpType=GATHER\n" for n in range(400)
+    )
+    path = tmp_path / ("job.log" if pack is bytes else "job.log.gz")
+    path.write_bytes(pack((block[: -len(lines) // 2] + "\n" + lines + block).encode()))
+    with pytest.raises(UnknownFormat, match="timeout of gather 1234 on ranks 0-399;"):
+        ta.read(path)
+
+
+def test_a_barrier_missed_by_many_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    late = ", ".join(str(2 * n) for n in range(500))
+    path.write_text(f"step 1\n[Rank 1]: Ranks {late} failed to pass monitoredBarrier in 2 ms\n")
+    with pytest.raises(UnknownFormat, match=r"ranks 0, 2, .* \(500 in total\)"):
+        ta.read(path)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_large_log_of_failures_is_named_soon_and_short(number: int) -> None:
+    lines = "".join(OLD.format(n) + f"SeqNum={n * number}, OpType=GATHER\n" for n in range(8000))
+    start = process_time()
+    what = str(recognise(lines.encode(), "job.log"))
+    assert process_time() - start < 5
+    assert len(what) < 1000
 
 
 @pytest.mark.parametrize(("rows", "known"), [(1, True), (3, True), (0, False)])

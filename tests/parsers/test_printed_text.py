@@ -419,7 +419,14 @@ def test_headings_of_old_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["-" * 60_000, "--  " * 15_000 + "x", " " * 60_000 + "x", "Name CPU total " * 4_000]
+    "text",
+    [
+        "-" * 60_000,
+        "--  " * 15_000 + "x",
+        " " * 60_000 + "x",
+        "Name CPU total " * 4_000,
+        "{'" * 30_000 + "_runtime'",
+    ],
 )
 def test_hostile_lines_take_linear_time(text: str, tmp_path: Path) -> None:
     start = f"{'-' * 20} DeepSpeed Flops Profiler {'-' * 20}\nNet(\n"

@@ -8,12 +8,13 @@ TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks compare what they call, and print where th
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import PurePath
 from typing import NamedTuple
 
 from traceanalyzer.parsers import printed_text
 from traceanalyzer.parsers.source import Source
-from traceanalyzer.units import format_ranges
+from traceanalyzer.units import format_first, format_ranges
 
 _SUFFIXES = ("", ".log", ".out", ".err", ".txt")
 #: What is worth reading in a log, wherever it is: errors, and the first table.
@@ -27,6 +28,8 @@ _TABLES = (
     b"Comm. Op", b"tps: ", b"_runtime'", b"iter ",
 )  # fmt: skip
 _BEFORE, _AFTER, _TABLE, _MOST = 512, 2048, 1 << 16, 1 << 20
+#: Most calls, and runs of ranks, that an error names.
+_MOST_CALLS, _MOST_RUNS = 8, 12
 _RANK = (
     rb"(?:\[rank(\d{1,7})\]:[^\n]{0,200}?)?"
     rb"\[(?:PG (?:ID \d{1,9} PG GUID )?([^\]\n]{1,200}?) )?Rank (\d{1,7})\] {1,3}"
@@ -80,28 +83,34 @@ def excerpt(source: Source) -> bytes:
         InputError: the file cannot be read or decompressed.
     """
     head = source.head()
-    is_log = PurePath(source.path).suffix.lower() in _SUFFIXES
+    name = source.path.lower().removesuffix(".gz").removesuffix(".zst")
+    is_log = PurePath(name).suffix in _SUFFIXES
     if not is_log or b"\0" in head or head.lstrip()[:1] in (b"{", b"<"):
         return b""
-    found, last = b"", b""
+    found, rest = b"", b""
     marks: Sequence[bytes] = (*_ERRORS, *_TABLES)
     with contextlib.closing(source.blocks()) as blocks:
-        for block in blocks:
-            text = last + block
-            found += b"\n".join(_around(text, [mark for mark in marks if mark in text]))
+        for block in chain(blocks, (b"\n",)):
+            text = rest + block
+            end = text.rfind(b"\n", -_TABLE) + 1 or len(text)  # a number in half is another one
+            text, rest = text[:end], text[end:]
+            found += b"".join(_around(text, [mark for mark in marks if mark in text]))
             if len(found) > _MOST:
                 break
             if len(found) > _TABLE or printed_text.sniff(found, source.path):
                 marks = _ERRORS
-            last = block[-_AFTER:]
     return found
 
 
 def _around(text: bytes, marks: Sequence[bytes]) -> Iterator[bytes]:
-    """Yield the text around each mark, each byte once."""
+    """Yield the text around each mark, from the beginning of a line, each byte once."""
     until = 0
     for match in re.finditer(b"|".join(map(re.escape, marks)), text) if marks else ():
-        start, until = max(match.start() - _BEFORE, until), max(match.end() + _AFTER, until)
+        line = text.rfind(b"\n", until, max(match.start() - _BEFORE, 0)) + 1
+        start = max(line, match.start() - _TABLE, until)
+        if start != until or not start:
+            yield b"\n"
+        until = max(match.end() + _AFTER, until)
         yield text[start:until]
 
 
@@ -139,21 +148,21 @@ def _timeout(text: bytes) -> tuple[str, str] | None:
     if not works:
         return None
     each, reasons = dict[str, list[int]](), dict[str, None]()
-    groups = dict.fromkeys(one.group for one in works)
-    for group in groups:
-        first = dict[int, _Work]()
-        for one in works:
-            if one.group == group:
-                first.setdefault(one.rank, one)
+    groups, named = dict[str, dict[int, _Work]](), dict[tuple[object, ...], set[tuple[str, str]]]()
+    for one in works:
+        groups.setdefault(one.group, {}).setdefault(one.rank, one)
+        kind = {(one.kind, one.size if one.kind in _EQUAL_SIZES else "")} if one.kind else set()
+        named.setdefault(one[1:3], set()).update(kind)
+    for group, first in groups.items():
         for one in first.values():
-            call, differs = _call(one, [w for w in works if w[1:3] == one[1:3]])
+            call, differs = _call(one, named[one[1:3]])
             each.setdefault(call + f" of group {group}" * (len(groups) > 1), []).append(one.rank)
             if differs:
                 reasons[_DIFFERENT] = None
         if len({one.number for one in first.values()}) > 1:
             reasons[_BEHIND] = None
     if len(groups) == 1 and (absent := _absent(text, works[0].number, {w.rank for w in works})):
-        reasons[f"rank{'s' * (len(absent) > 1)} {format_ranges(absent)} did not call it"] = None
+        reasons[f"{_ranks(absent)} did not call it"] = None
     why = "".join(f"; {one}" for one in reasons)
     return (
         (f"the log of NCCL's watchdog: timeout of {_listed(each)}{why}", _DUMPS) if each else None
@@ -187,9 +196,8 @@ def _absent(text: bytes, number: int, known: set[int]) -> list[int]:
     return sorted(rank for rank, last in last.items() if last < number and rank not in known)
 
 
-def _call(one: _Work, same: list[_Work]) -> tuple[str, bool]:
+def _call(one: _Work, named: set[tuple[str, str]]) -> tuple[str, bool]:
     """Return the name of a collective, and whether ranks call others with its number."""
-    named = {(w.kind, w.size if w.kind in _EQUAL_SIZES else "") for w in same if w.kind}
     kind, size = one.kind, one.size
     if len(named) <= 1:
         return f"{next(iter(named), ('work', ''))[0]} {one.number}", False
@@ -202,7 +210,10 @@ def _name(kind: bytes) -> str:
 
 
 def _listed(each: dict[str, list[int]]) -> str:
-    return ", ".join(
-        f"{call} on rank{'s' * (len(ranks) > 1)} {format_ranges(ranks)}"
-        for call, ranks in each.items()
-    )
+    return format_first([f"{call} on {_ranks(some)}" for call, some in each.items()], _MOST_CALLS)
+
+
+def _ranks(ranks: list[int]) -> str:
+    runs = format_ranges(ranks).split(", ")
+    more = f", ... ({len(ranks):,} in total)" if len(runs) > _MOST_RUNS else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs[:_MOST_RUNS])}{more}"

@@ -29,7 +29,7 @@ _MARKS = re.compile(
     rb"|\bComm\. Op[ \t]{2,40}Message Size[ \t]{2,40}Count"
     rb"|\bstep: {1,9}\d{1,15} [^\n]{1,160}?\b[tw]ps: \d"
     rb"|\biter \d{1,15}\b[: |][^\n]{1,160}?\btime:? [\d.]{1,20} ?m?s\b"
-    rb"|\{'[^\n]{0,2000}?'?(?:train|eval)\w{0,80}?_runtime': '?\d"
+    rb"|'(?:train|eval)\w{0,80}?_runtime': '?\d"
     rb"|\[Rank \d{1,6}\] DeepSpeed info: version="
     rb")",
     re.MULTILINE,

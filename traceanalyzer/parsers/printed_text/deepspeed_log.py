@@ -34,7 +34,7 @@ _NANO = re.compile(
     r"(?:, mfu (?P<mfu>[\d.]{1,9})%)?"
 )
 _TRAINER = re.compile(
-    r"\{.{0,2000}?'(train|eval)\w{0,80}?_runtime': '?([\d.]{1,20})"
+    r"'(train|eval)\w{0,80}?_runtime': '?([\d.]{1,20})"
     r"(?:'?, 'train_samples_per_second': '?([\d.]{1,20}))?"
 )
 _THROUGHPUT = re.compile(
