@@ -252,6 +252,24 @@ def test_other_input_shapes_are_no_regression(tmp_path: Path) -> None:
     assert ta.diff(tmp_path / "a.json", record(tmp_path / "d.json", unknown)).reservations == ()
 
 
+@pytest.mark.parametrize("reshaped", [1, 3, 0])
+def test_other_shapes_or_types_are_no_slower_gpu(reshaped: int, tmp_path: Path) -> None:
+    """Some operators get larger inputs, or all kernels compute in another type."""
+    changed = [
+        one._replace(
+            kernels=tuple((name if reshaped else f"f64_{name}", us * 1.5)
+                          for name, us in one.kernels),
+            shapes=tuple((3 * rows // 2, columns) for rows, columns in one.shapes)
+            if 0 < at <= reshaped else one.shapes,
+        )
+        for at, one in enumerate(LAYER)
+    ]  # fmt: skip
+    result = ta.diff(record(tmp_path / "a.json", LAYER), record(tmp_path / "b.json", changed))
+    assert "the GPU is" not in result.verdict
+    assert result.verdict.startswith("Regression")
+    assert [text[:17] for text in result.reservations] == ["Some input shapes"] * (reshaped > 0)
+
+
 @pytest.mark.parametrize(
     ("factor", "one", "named"),
     [(1.09, 1.09, "the GPU is slower"), (0.9, 0.9, "the GPU is faster"), (1.01, 2.0, None)],

@@ -114,23 +114,25 @@ def test_memory_keeps_its_speed_at_a_lower_clock(
     ("slower", "grid", "is_memory"),
     [
         (("norm", "Gelu", "multi"), 7, True),
+        (("norm", "Gelu", "multi"), None, True),
         (("norm", "Gelu", "multi"), 9, False),
         (("norm",), 7, False),
         (("norm", "Gelu", "multi", "flash"), 7, False),
     ],
 )
 def test_slow_memory_slows_down_all_but_products(
-    slower: tuple[str, ...], grid: int, *, is_memory: bool
+    slower: tuple[str, ...], grid: int | None, *, is_memory: bool
 ) -> None:
-    """Products of larger inputs have other grids."""
+    """Products of larger inputs have other grids, unless no grid was recorded."""
     names = ("gemm", "flash_fwd_kernel", "layer_norm_kernel", "multi_tensor_apply_kernel<Adam>",
              "vectorized_elementwise_kernel<GeluCUDAKernelImpl>")  # fmt: skip
     rows = [
         (f"s{number}", name, 9, 9 * MS * (17 if odd and any(s in name for s in slower) else 10),
-         grid if odd and name == "gemm" else 7)
+         grid if grid is None or (odd and name == "gemm") else 7)
         for number in range(STEPS) for name in names for odd in (number == 5,)
     ]  # fmt: skip
-    schema = ["step", "kernel", "n", "total_ns", "blocks"]
+    schema = dict.fromkeys(["step", "kernel", "n", "total_ns", "blocks"], pl.Int64)
+    schema |= dict.fromkeys(["step", "kernel"], pl.String)
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     difference = compare(
         frame.with_columns(max_ns=pl.col("total_ns") // 9), "step", "s5", "in other steps"
@@ -139,6 +141,7 @@ def test_slow_memory_slows_down_all_but_products(
     assert ("memory of the GPU" in difference.text) == is_memory
     assert ("ECC" in difference.advice("")) == is_memory
     assert not is_memory or difference.why == SLOW_GPU
+    assert ("or larger inputs" in difference.text) == (is_memory and grid is None)
 
 
 @pytest.mark.parametrize(("key", "why"), [("rank", OTHER_KERNELS), ("step", MORE_KERNELS)])

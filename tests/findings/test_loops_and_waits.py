@@ -24,8 +24,8 @@ _numbers = iter(range(1 << 30))
 _Events = list[dict[str, Any]]
 
 
-def judged(rule: str, one: Trace) -> list[Measured]:
-    return list(BY_ID[rule].judge(Answers(dict(examine([one]).results))))
+def judged(rule: str, *traces: Trace) -> list[Measured]:
+    return list(BY_ID[rule].judge(Answers(dict(examine(traces).results))))
 
 
 # --- loops -----------------------------------------------------------------------------------
@@ -143,6 +143,16 @@ def test_threads_without_cpus(times: Callable[[int, int], float], least: float) 
 )
 def test_other_differences_are_no_lack_of_cpus(one: Trace) -> None:
     assert not judged("contended-cpus", one)
+
+
+def test_the_least_of_several_processes_without_cpus_is_named() -> None:
+    often = on_cpu(lambda step, n: 8 if (3 * n + step) % 4 else 1)
+    less = on_cpu(lambda step, n: 5 if (n + step) % 2 else 1)
+    (one,) = judged("contended-cpus", *(trace(each.events.to_dicts(), rank)
+                                        for rank, each in enumerate((often, less))))  # fmt: skip
+    assert "2 processes" in one.title
+    assert "at least 3.0 times" in one.title
+    assert one.size == pytest.approx(1 - 1 / 6.25, abs=0.05)
 
 
 def test_what_a_lack_of_cpus_explains_is_an_effect() -> None:

@@ -209,7 +209,7 @@ def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
 @rule(
     "info",
     "ranks that share a GPU while other GPUs of their host are free",
-    f"time that their work on this GPU takes, without an equal part of it, {OF_STEP}",
+    f"time of all of them but the busiest one on this GPU, {OF_STEP}",
     {"warning": 0.1, "critical": 0.3},
     uses=("comm_outliers", "gpu_idle"),
     compares_ranks=True,
@@ -222,21 +222,27 @@ def _shared_gpu(result: Info, answers: Answers) -> Iterator[Measured]:
     host = pl.col("rank").replace_strict(answers.nodes, default=None, return_dtype=pl.String)
     rows = rows.with_columns(host=host).drop_nulls("host")
     is_free = pl.col("listed").min().over("host") > pl.col("device").n_unique().over("host")
-    at_once = pl.col("begin").max() < pl.col("end").min()
+    at_once = pl.col("begin").max() < pl.col("end").fill_null(0).min()
     shared = rows.filter(is_free).group_by("host", "device").agg(
-        pl.col("rank").unique().sort(), pl.col("busy_ns").sum(), at_once=at_once
+        pl.col("rank").unique().sort(), ns=pl.sum("busy_ns") - pl.max("busy_ns"), at_once=at_once
     ).filter("at_once", pl.col("rank").list.len() > 1)  # fmt: skip
-    for one in shared.sort("busy_ns", "host", "device").tail(1).iter_rows(named=True):
-        total = round(int(one["busy_ns"]) * (1 - 1 / len(one["rank"])))
+    has_all = (result.files["world_size"].fill_null(0) <= rows["rank"].n_unique()).all()
+    for one in shared.sort("ns", "host", "device").tail(1).iter_rows(named=True):
         yield Measured(
             title=f"Ranks {format_ranges(one['rank'])} of {one['host']} share GPU {one['device']}, "
-            f"and other GPUs of this host are free: {answers.time.share(total)}.",
+            f"and other GPUs of this host have no recorded rank: {answers.time.share(one['ns'])}.",
+            evidence=(_NUMBERED,),
             advice=_ONE_EACH,
-            total_ns=total,
+            total_ns=one["ns"],
             device=one["device"],
+            confidence="medium" if has_all else "low",
         )
 
 
+_NUMBERED = (
+    "Each process numbers the GPUs that it sees: with other ones in CUDA_VISIBLE_DEVICES of each "
+    "rank, they share none."
+)
 _ONE_EACH = (
     "Choose the GPU of each rank before it uses one: torch.cuda.set_device(int(os.environ["
     '"LOCAL_RANK"])), or one visible GPU per process (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, '

@@ -84,11 +84,12 @@ def _contended_cpus(result: Steps, _: Answers) -> Iterator[Measured]:
     # operators of several threads run at the same time
     share = min(more / row["steps_ns"], 1 - row["fast_ns"] / row["least_ns"])
     several = f"{rows.height} processes" if rows.height > 1 else "this process"
+    least = rows.select((pl.col("least_ns") / pl.col("fast_ns")).min()).item()
     yield Measured(
         size=share,
         title=f"The threads of {several} seem to lack CPUs: in each step operators take at least "
-        f"{row['least_ns'] / row['fast_ns']:.1f} times as long as the same calls at their fastest "
-        f"({format_frac(share)} of step time).",
+        f"{least:.1f} times as long as the same calls at their fastest "
+        f"({'up to ' * (rows.height > 1)}{format_frac(share)} of step time).",
         evidence=(
             "Calls are longer independently of those next to them; larger inputs change both.",
             "Waits of threads for a CPU are not recorded.",

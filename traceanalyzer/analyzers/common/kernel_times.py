@@ -104,7 +104,7 @@ class Difference:
             return BALANCE_EXPERTS
         if self.why in UNEQUAL and re.search(_OF_TABLES, self.text):
             return _SHARD_TABLES
-        if self.text.endswith(_OF_MEMORY):
+        if _OF_MEMORY in self.text:
             return _CHECK_MEMORY.format(gpu=gpu)
         return _ADVICE[self.why].format(gpu=gpu, balance=balance, clocks=clocks)
 
@@ -237,11 +237,13 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
             f"in {slow:,} of {steps:,} steps kernels take {times:.2f} times as long as {who} "
             "(throttled GPU, other work on it, or larger inputs)",
         )
+    no_grids = rows["blocks"].null_count() == rows.height
     for slower, others, (these, those, cause) in _PARTS:
         if (factor := _only(rows, slower, others)) > 1 + _APART:
+            or_inputs = ", or larger inputs" * (no_grids and slower == _MEMORY)
             text = (
                 f"{these} take {factor:.2f} times as long as the same kernels {who}, {those} as "
-                f"long as there {cause}"
+                f"long as there ({cause}{or_inputs})"
             )
             return Difference(SLOW_GPU, text)
     rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no median
@@ -252,7 +254,7 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
     if alike >= _ALL and factor > 1 + _APART:
         limited = pl.min_horizontal(pl.col("mean") / pl.col("usual_mean"), 2 * factor)
         factor = float(usual.select((pl.col("ns") * limited).sum() / pl.col("ns").sum()).item())
-        few = rows["kernel"].n_unique() < _FEW or rows["blocks"].null_count() == rows.height
+        few = rows["kernel"].n_unique() < _FEW or no_grids
         or_inputs = ", or larger inputs" if few else ""
         which = "all" if alike > _NEARLY_ALL else "nearly all"
         return Difference(
@@ -294,12 +296,12 @@ def _except_parameters(rows: pl.DataFrame) -> float:
 #: Families of kernels that compute, of those that only wait for memory, and of more of them.
 _COMPUTE, _STREAMS = (GEMM, CONVOLUTION, ATTENTION), (ELEMENTWISE, COPY)
 _MEMORY = (*_STREAMS, "optimizer", "softmax", "norm")
-_OF_MEMORY = "(slow memory of the GPU)"
+_OF_MEMORY = "slow memory of the GPU"
 _COMPUTED = "matrix products and attention"
 _STREAMED = "kernels that wait for memory"
 #: What is slower, what is not, and how that is said.
 _PARTS = (
-    (_COMPUTE, _STREAMS, (_COMPUTED, _STREAMED, "(lower clock of the GPU)")),
+    (_COMPUTE, _STREAMS, (_COMPUTED, _STREAMED, "lower clock of the GPU")),
     (_MEMORY, _COMPUTE, (_STREAMED, _COMPUTED, _OF_MEMORY)),
 )
 
@@ -322,7 +324,7 @@ def _only(rows: pl.DataFrame, slow: tuple[str, ...], others: tuple[str, ...]) ->
     if slower.height < _FEW or float(known["total_ns"].sum()) < max(most_ns, 1):
         return 1.0
     expected = float(known.select((pl.col("n") * pl.col("usual_mean")).sum()).item())
-    factor, fixed = _typical(slower), float(known["total_ns"].sum()) / expected
+    factor, fixed = _typical(slower), float(known["total_ns"].sum()) / max(expected, 1.0)
     over = pl.col("mean") / pl.col("usual_mean") - 1
     alike = (over > (factor - 1) / 2) & (over < 2 * (factor - 1)) & is_known
     slow_ns = float(slower.filter(alike)["total_ns"].sum())

@@ -40,6 +40,8 @@ _SLOW = (PYTHON_FRAMES, ALLOCATIONS)
 _EXTRAS = "Profiling options with overhead differ"
 _GPUS, _PROGRAM = "The GPUs differ", "Kernels and operators of both runs take at most"
 _OVERHEAD, _SHAPES = "The overhead of ", "The input shapes differ"
+#: Start of the reservation if those with other shapes take less than half, but at least this share.
+SOME_SHAPES, _FEW_FRAC = "Some input shapes differ", 0.1
 #: Starts of the reservations with which a change of time is neither a regression nor an improvement
 #: of the code.
 UNLIKE = (_GPUS, _PROGRAM, _OVERHEAD, _SHAPES)
@@ -198,10 +200,11 @@ def _of_shapes(pairing: Pairing) -> Iterator[str]:
     """Compare the input shapes of operators that both runs call in the same place."""
     rows = pairing.roles.filter(pl.col("reshaped").is_not_null())
     frac = int(rows["time_ns"].sum()) / max(int(pairing.roles["time_ns"].sum()), 1)
-    if frac >= _ALIKE_FRAC:
+    if frac >= _FEW_FRAC:
         operator, shapes = rows.sort("time_ns").select("operator", "reshaped").row(-1)
+        start = _SHAPES if frac >= _ALIKE_FRAC else SOME_SHAPES
         yield (
-            f"{_SHAPES}: {operator} has {shapes}; operators with other shapes take "
+            f"{start}: {operator} has {shapes}; operators with other shapes take "
             f"{format_frac(frac)} of the time of kernels."
         )
 

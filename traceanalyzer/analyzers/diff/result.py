@@ -8,8 +8,8 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, known_columns, listed, sentences
 from traceanalyzer.analyzers.diff import runs
-from traceanalyzer.analyzers.diff.comparable import UNLIKE
-from traceanalyzer.analyzers.diff.roles import FUSED
+from traceanalyzer.analyzers.diff.comparable import SOME_SHAPES, UNLIKE
+from traceanalyzer.analyzers.diff.roles import FUSED, SAME
 from traceanalyzer.analyzers.diff.runs import Measure, Name, Outcome
 from traceanalyzer.analyzers.memory.diff import MemoryDiff
 from traceanalyzer.drawings import Chart, Flame
@@ -377,7 +377,8 @@ def _kernels(result: Diff, measure: Measure) -> str:
 
 def _all_kernels(result: Diff) -> str:
     """Say that kernels of all kinds changed by one factor: the GPU is slower, not one kernel."""
-    if result.roles is None or any(text.startswith(UNLIKE) for text in result.reservations):
+    unlike = (*UNLIKE, SOME_SHAPES)
+    if result.roles is None or any(text.startswith(unlike) for text in result.reservations):
         return ""
     each = result.roles.filter(pl.col("family") != "communication").with_columns(
         ratio=pl.col("after_ns") / pl.col("before_ns")
@@ -385,6 +386,7 @@ def _all_kernels(result: Diff) -> str:
     before, after = int(each["before_ns"].sum()), int(each["after_ns"].sum())
     change = after / before - 1 if before else 0.0
     alike = each.filter(
+        pl.col("pairing") == SAME,
         (pl.col("ratio") - 1 - change).abs() <= _ALIKE_FRAC * abs(change),
         (pl.col("after_n") / pl.col("before_n") - 1).abs() < _COUNT_FRAC,
     )
