@@ -49,6 +49,17 @@ def test_drawings_fit_the_window(window: Any) -> None:
     assert wide <= window.execute_script("return innerWidth")
 
 
+@pytest.mark.parametrize("width", [600, 800, 1000])
+def test_findings_take_the_width(browser: Any, page: str, tmp_path: Any, width: int) -> None:
+    resize(browser, width, 900)
+    visit(browser, tmp_path / "report.html", page)
+    widths = browser.execute_script(
+        "return ['#findings', '.findings', '.finding'].map("
+        "one => document.querySelector(one).getBoundingClientRect().width)"
+    )
+    assert min(widths) > 0.95 * max(widths)
+
+
 def test_heading_sorts_its_table(window: Any) -> None:
     column = (
         "const table = document.querySelector('#overview table');"
