@@ -190,7 +190,7 @@ AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or time
                 OLD.format(0) + "SeqNum=96117, OpType=ALLREDUCE",
                 OLD.format(7) + "OpId=64088, OpType=_ALLGATHER_BASE",
             ],
-            "allgather_base 64088 on rank 7, allreduce 96117 on rank 0; in one group",
+            "allgather_base 64088 on rank 7, allreduce 96117 on rank 0; rank 7 is behind",
         ),
         (
             [
@@ -277,9 +277,14 @@ def test_an_error_far_in_a_log_is_found(name: str, tmp_path: Path) -> None:
     path.write_text(lines + OLD.format(3) + "SeqNum=9, OpType=GATHER\n" + lines)
     with pytest.raises(UnknownFormat, match="gather 9 on rank 3"):
         ta.read(path)
+    with pytest.raises(UnreadableFile, match="gather 9 on rank 3"):
+        ta.read_job(tmp_path)
+    shutil.copy(ROOT / "fixtures/nccl_8ranks/rank0.json.gz", tmp_path)
+    assert "gather 9 on rank 3" in str(ta.find_inputs(tmp_path)[1])
     oom = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 8.00 GiB"
     path.write_text(f"{lines}{oom} of which 1.00 GiB is free. 6.00 GiB is allocated by PyTorch\n")
     assert ta.printed(path).to_polars("memory")["requested_bytes"].to_list() == [3 << 30]
+    assert "3 GiB were requested on GPU 1" in ta.diagnose(tmp_path).verdict
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

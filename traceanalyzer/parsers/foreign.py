@@ -68,7 +68,7 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             is_recording=True,
         )
     if collectives := job_log.failed_collectives(head):
-        return Foreign(*collectives)
+        return Foreign(*collectives, is_recording=True)
     starts = {"text": head.lstrip()[: 1 << 14], "binary": head[: 1 << 14]}
     every = (
         (one, test.match(start)) for kind, start in starts.items() for test, one in _known(kind)

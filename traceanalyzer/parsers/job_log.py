@@ -58,7 +58,6 @@ _CALLED = re.compile(
     rb"\bRank (\d{1,7}) is running collective:\s{1,9}CollectiveFingerPrint\("
     rb"(?:SequenceNumber=(\d{1,15}),? ?)?OpType=(\w{1,32})(?:, TensorShape=\[([\d, ]{0,200})\])?"
 )
-_BEHIND = "in one group, ranks with a smaller number are behind"
 _DIFFERENT = "in one group, these ranks call different collectives: compare their code"
 _COMPARE = (
     "the traceback below that line in the log names the call of this rank; find why the other rank "
@@ -159,14 +158,14 @@ def _timeout(text: bytes) -> tuple[str, str] | None:
             each.setdefault(call + f" of group {group}" * (len(groups) > 1), []).append(one.rank)
             if differs:
                 reasons[_DIFFERENT] = None
-        if len({one.number for one in first.values()}) > 1:
-            reasons[_BEHIND] = None
+        least = min(one.number for one in first.values())
+        behind = [one.rank for one in first.values() if one.number == least]
+        if len(behind) < len(first):
+            reasons[f"{_ranks(behind)} {'are' if len(behind) > 1 else 'is'} behind"] = None
     if len(groups) == 1 and (absent := _absent(text, works[0].number, {w.rank for w in works})):
         reasons[f"{_ranks(absent)} did not call it"] = None
     why = "".join(f"; {one}" for one in reasons)
-    return (
-        (f"the log of NCCL's watchdog: timeout of {_listed(each)}{why}", _DUMPS) if each else None
-    )
+    return f"the log of NCCL's watchdog: timeout of {_listed(each)}{why}", _DUMPS
 
 
 def _works(text: bytes) -> list[_Work]:
@@ -190,10 +189,9 @@ def _works(text: bytes) -> list[_Work]:
 
 def _absent(text: bytes, number: int, known: set[int]) -> list[int]:
     """Return the ranks that did not call a collective, as they say when others time out."""
-    last = {
-        int(rank or of_group): int(last) for rank, _, of_group, last in _SIGNALLED.findall(text)
-    }
-    return sorted(rank for rank, last in last.items() if last < number and rank not in known)
+    found = _SIGNALLED.findall(text)
+    enqueued = {int(rank or of_group): int(last) for rank, _, of_group, last in found}
+    return sorted(rank for rank, last in enqueued.items() if last < number and rank not in known)
 
 
 def _call(one: _Work, named: set[tuple[str, str]]) -> tuple[str, bool]:
@@ -214,6 +212,6 @@ def _listed(each: dict[str, list[int]]) -> str:
 
 
 def _ranks(ranks: list[int]) -> str:
-    runs = format_ranges(ranks).split(", ")
+    runs = format_ranges(sorted(ranks)).split(", ")
     more = f", ... ({len(ranks):,} in total)" if len(runs) > _MOST_RUNS else ""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs[:_MOST_RUNS])}{more}"
