@@ -398,6 +398,8 @@ def test_text_of_ray_stack(tmp_path: Path) -> None:
         assert [*trace.events["pid"]] == pids
         assert trace.lanes["label"].drop_nulls().unique().to_list() == ["MainThread"]
         assert trace.issues.is_empty()
+    path.write_text(main + "    " + "a (" * 500_000 + "\n")
+    assert ta.read(path).issues["code"].to_list() == ["bad-line"]
 
 
 def test_json_of_py_spy_dump(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ _MOST_BYTES = 1 << 26
 #: Threads and frames in JSON; each takes some hundred bytes of memory.
 _MOST_OBJECTS = 1 << 21
 _MOST_LINES = 1 << 31
+_LONGEST_LINE = 4096
 
 
 def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
@@ -88,7 +89,9 @@ def _from_text(data: bytes) -> tuple[str, list[_Thread], int]:
     command, threads, bad = "", list[_Thread](), 0
     pid: int | None = None
     for line in data.decode(errors="replace").splitlines():
-        if match := _FRAME.fullmatch(line):
+        if len(line) > _LONGEST_LINE:
+            bad += 1
+        elif match := _FRAME.fullmatch(line):
             if threads:
                 threads[-1].frames.append((match[1], match[2], _line(match[3])))
         elif match := _THREAD.match(line):
