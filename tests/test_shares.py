@@ -120,6 +120,24 @@ def test_kernels_that_overlap_themselves(command: str, streams: int) -> None:
         assert heavy.cost_frac == pytest.approx((0.79 + streams / 100), abs=0.001)
 
 
+def test_different_kernels_at_the_same_time_take_no_more_than_the_gpu_is_busy() -> None:
+    events: list[dict[str, Any]] = []
+    for number in range(4):
+        at = number * 1000 * US
+        events.append(step(number, at, 1000 * US))
+        for one in range(12):
+            stream, place = one % 3, one // 3
+            ids = {"correlation": 12 * number + one + 1}
+            begin = at + (place * 3 + stream) * 5 * US
+            events.append(host("cuda_runtime", "cudaLaunchKernel", begin, 4 * US, **ids))
+            name = f"vectorized_elementwise_kernel<{one}>"
+            start = at + 70 * US + place * 170 * US
+            events.append(device(name, start, 160 * US, stream=stream, **ids))
+    found = ta.diagnose(trace(events)).findings
+    (fusible,) = (one for one in found if one.id == "memory-bound-kernels")
+    assert 0.5 < (fusible.cost_frac or 0) < 0.7  # 640 us of 1 ms are busy
+
+
 def assert_sums(command: str, result: Any) -> None:
     if command == "diagnose":
         parts = result.budget.filter(pl.col("part") != "of busy")["time_frac"]

@@ -40,10 +40,11 @@ T = TypeVar("T")
 
 def memoized(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
     """Compute once what a method or function of a frozen object returns for equal arguments."""
+    name = f"{method.__module__}.{method.__qualname__}"  # no attribute has a dot
 
     @wraps(method)
     def once(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
-        known: dict[tuple[object, ...], T] = self.__dict__.setdefault(f"_{method.__name__}", {})
+        known: dict[tuple[object, ...], T] = self.__dict__.setdefault(name, {})
         key = (*arguments, *options.items())
         if key not in known:
             known[key] = method(self, *arguments, **options)

@@ -284,7 +284,9 @@ def test_an_error_far_in_a_log_is_found(name: str, tmp_path: Path) -> None:
     oom = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 8.00 GiB"
     path.write_text(f"{lines}{oom} of which 1.00 GiB is free. 6.00 GiB is allocated by PyTorch\n")
     assert ta.printed(path).to_polars("memory")["requested_bytes"].to_list() == [3 << 30]
-    assert "3 GiB were requested on GPU 1" in ta.diagnose(tmp_path).verdict
+    found = ta.diagnose(tmp_path).findings[0]
+    assert (found.id, found.severity) == ("out-of-memory-in-logs", "critical")
+    assert "3 GiB were requested on GPU 1" in found.title
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])

@@ -256,7 +256,9 @@ def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured
     rows = longest_first(in_steps(result, time), kernels["kernel"], "fusible_ns")
     names = kernels.filter(pl.col("family").is_in(pointwise))["kernel"]
     every = longest_first(in_steps(result, time), names, "busy_ns")
-    total, whole, n = (int(one.sum()) for one in (rows["ns"], every["ns"], every["n"]))
+    # kernels of several streams run at the same time
+    total, whole = (min(int(one["ns"].sum()), time.busy_ns) for one in (rows, every))
+    n = int(every["n"].sum())
     if not total or not time.whole_ns:
         return
     top = rows.head(_NAMED).iter_rows()

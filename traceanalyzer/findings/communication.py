@@ -257,10 +257,11 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     shorter = fewer or remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"])
     last = 0 if shorter else _last_ns(answers)
     most = max(total - last, 0) if last else None
-    if comm is not None and remedy == _TEXTS["pairs"] and (pair := _slow_pair(comm)):
+    unmatched = remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"])  # they wait for partners
+    if pair := _slow_pair(comm) if comm is not None and remedy == _TEXTS["pairs"] else None:
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
     if _OF_COMPUTE in remedy and slow.filter(cause=LINK).height:  # the link is the cause
-        most = min(int(time.busy["busy_ns"].sum()), total if most is None else most)
+        most = min(time.busy_ns, total if most is None else most)
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
@@ -271,7 +272,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         ),
         advice=_TEXTS["all_ranks"] * alone + remedy,
         fix="fewer-calls" if fewer else "",
-        confidence="low" if alone or remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"]) else "high",
+        confidence="low" if alone or (unmatched and not pair) else "medium" if pair else "high",
         total_ns=total,
         # overlap gains nothing, and a part is usual; slow links are another finding
         most_gain_ns=0
@@ -366,7 +367,7 @@ def _exposing(result: Overlap, answers: Answers, exposed_ns: int, *, waits: bool
             return _COALESCE[FEWER.index(fewer_collectives(comm))]
     waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
     text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
-    compute = float(answers.time.busy["busy_ns"].sum())
+    compute = answers.time.busy_ns
     return f"{text}{_OF_COMPUTE}{answers.time.text(compute)}." if 0 < compute < exposed_ns else text
 
 

@@ -148,6 +148,11 @@ class DeviceTime(Basis):
         joined = whole.join(lost, on=DEVICE, how="left", nulls_equal=True)
         return joined.with_columns(busy_ns=pl.col("ns") - pl.col("lost_ns").fill_null(0))
 
+    @cached_property
+    def busy_ns(self) -> int:
+        """The same, of all devices: no kernels take more of it."""
+        return int(self.busy["busy_ns"].sum())
+
     def in_stretches(self, *which: pl.Expr) -> pl.DataFrame:
         """Return those losses without wait time, in order of device and time.
 

@@ -160,7 +160,7 @@ def with_gains(
             gain_change=_change(one),
         )  # fmt: skip
         if is_off:
-            off_path.append((known, inside, factor))
+            off_path.append((known, inside, factor, most))
             continue
         known = replace(known, severity=by_id[one.id].severity(frac, one.confidence) or "info")
         alone = one.step or one.ranks or (one.rank is not None and len(replay.job.programs) > 1)
@@ -182,7 +182,7 @@ def with_gains(
 
 
 def _behind_loader(
-    without: Sequence[tuple[Finding, Finding, float]], kept: list[Finding],
+    without: Sequence[tuple[Finding, Finding, float, float]], kept: list[Finding],
     removed: list[Finding], replay: Replay, time: DeviceTime, rules: Mapping[str, Rule],
 ) -> list[Finding]:  # fmt: skip
     """Keep findings that gain nothing only because batches come late, and return the others.
@@ -190,8 +190,8 @@ def _behind_loader(
     Their gain is that once workers deliver batches in time. In a pause of one step they pile up.
 
     Args:
-        without: findings off the critical path, the same in a sample of the steps, and the factor
-            for the gain of the sample.
+        without: findings off the critical path, the same in a sample of the steps, the factor for
+            the gain of the sample, and the most that each gains.
         kept: receives those with a gain.
         removed: findings with a gain; receives these, too.
         replay: the replay of the run.
@@ -200,11 +200,11 @@ def _behind_loader(
     """
     loader = [one for one in removed if one.id == IDLE_RULES[causes.DATALOADING]]
     left = []
-    for known, inside, factor in without:
+    for known, inside, factor, most in without:
         frac, severity = 0.0, None
         if loader and not known.step and replay.waits_for_batches():
             more = _share([*loader, inside], replay, time) - _share(loader, replay, time)
-            frac = more * factor
+            frac = min(more * factor, most)
             severity = rules[known.id].severity(frac, known.confidence)
         if severity is None or frac < NO_GAIN:
             left.append(known)

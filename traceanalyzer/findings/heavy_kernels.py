@@ -84,10 +84,8 @@ _OF_TABLES = 0.05
 _READS_HOST = r"(?i)pinned_?tensor|(?<![a-z])uva(?![a-z])|UVAIndex|zero_?copy"
 #: Kernels that cast logits for the loss.
 _CASTS = "direct_copy|float16_copy"
-_CAST, _FP8, _UNFOLD, _LOG_SOFTMAX, _DECOMPOSE, _DEQUANTIZE = (
-    next(what for what, name in KERNELS_TOGETHER.values() if name == advice)
-    for advice in ("casting", "fp8", "unfolding", "loss", "decomposing", "dequantizing")
-)
+#: What kernels do, by the name of its advice.
+_WHAT = {advice: what for what, advice in KERNELS_TOGETHER.values()}
 _RELAYOUT = "convert between NCHW and NHWC"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
@@ -103,10 +101,10 @@ _TOGETHER_IN = {
 #: Advice by kind; empty: by the operators that launch the kernel.
 _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.values())
 #: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).
-_USUALLY_LESS = ["normalize batches without cuDNN", "apply LoRA adapters", _DEQUANTIZE]
+_USUALLY_LESS = ["normalize batches without cuDNN", "apply LoRA adapters", _WHAT["dequantizing"]]
 _USUALLY_LESS += [what for what, _ in _TOGETHER_IN.values()]
 #: One type or layout for all avoids all of a kind: it is info and a warning from these shares on.
-_SOONER = {_CAST: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1), _FP8: (0.1, 0.25)}
+_SOONER = {_WHAT["casting"]: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1), _WHAT["fp8"]: (0.1, 0.25)}
 
 #: Multiprocessors of a small GPU.
 _LEAST_UNITS = 16
@@ -237,7 +235,7 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     mean, of_logits = pl.col("call_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
     is_cast = pl.col("kernel").str.contains(_CASTS) & (2 * mean >= mean.filter(of_logits).min())
     is_cast &= pl.col("n") <= 4 * pl.col("n").filter(of_logits).max()
-    kind = pl.when(is_cast).then(pl.lit(_LOG_SOFTMAX)).otherwise("kind")
+    kind = pl.when(is_cast).then(pl.lit(_WHAT["loss"])).otherwise("kind")
     each = each.with_columns(kind=kind, cast=is_cast.fill_null(value=False))
     in_loops = of_purpose(result, ONE_BY_ONE, time).group_by("name").agg(loop_ns=pl.col("ns").sum())
     loops = names[["name", "kernel"]].join(in_loops, on="name").group_by("kernel")
@@ -255,6 +253,7 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     )
     is_one_call = (2 * pl.col("max_ns") >= pl.col("call_ns")) & (pl.col("n") > _FEW)
     every = every.filter(~is_one_call, 2 * pl.col("loop_ns") < pl.col("total_ns"))
+    every = every.with_columns(pl.col("total_ns").clip(upper_bound=time.busy_ns))
     return largest_first(every, "total_ns", "kernel")
 
 
@@ -268,7 +267,7 @@ def _by_operator(result: Kernels, labels: pl.DataFrame) -> pl.DataFrame:
     operator = pl.col("operator").str.replace_all(r"_backward\w*$|\b_+|_+$", "")
     places = result.heavy.filter(work_kind=COMPUTE).select("kernel", "ns", operator=operator)
     rows = labels.join(places, on="kernel", how="left").sort("ns", descending=True, nulls_last=True)
-    is_whole = pl.col("kind").is_in([_UNFOLD, _DECOMPOSE])
+    is_whole = pl.col("kind").is_in([_WHAT["unfolding"], _WHAT["decomposing"]])
     is_other = (pl.col("family") == kernel_names.OTHER) & pl.col("kind").is_null()
     by = pl.coalesce("operator", "kernel")
     whole = pl.col("kind").filter(is_whole).first().over(by)

@@ -237,8 +237,7 @@ class Diagnosis(Result):
             reason = "" if DIFFERENT_JOBS in skipped["why"] else " (data not recorded)"
             what = f"{skipped.height:,}" if checks else format_count(skipped.height, "check")
             checks.append(f"{what} skipped{reason}")
-        died = self.printed.verdict if self.printed and self.printed.scalars.get("ooms") else ""
-        texts = [self.warning, died, text, f"{', '.join(checks)}." if checks else ""]
+        texts = [self.warning, text, f"{', '.join(checks)}." if checks else ""]
         return " ".join(filter(None, texts))
 
     def _bar(self) -> Budget | None:

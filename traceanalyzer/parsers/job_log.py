@@ -8,6 +8,7 @@ TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks compare what they call, and print where th
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import PurePath
 from typing import NamedTuple
@@ -75,8 +76,10 @@ class _Work(NamedTuple):
     size: str
 
 
-def excerpt(source: Source) -> bytes:
+def notable(source: Source) -> bytes:
     """Return what a whole log says of errors, and its tables up to the first, at most 1 MiB.
+
+    Nothing for a file that is no log. A file is read once, as long as it does not change.
 
     Raises:
         InputError: the file cannot be read or decompressed.
@@ -86,6 +89,13 @@ def excerpt(source: Source) -> bytes:
     is_log = PurePath(name).suffix in _SUFFIXES
     if not is_log or b"\0" in head or head.lstrip()[:1] in (b"{", b"<"):
         return b""
+    found, source.damage = _read(source.path, source.written)
+    return found
+
+
+@lru_cache(maxsize=16)
+def _read(path: str, written: tuple[int, ...]) -> tuple[bytes, str | None]:  # noqa: ARG001 - a key
+    source = Source(path)
     found, rest = b"", b""
     marks: Sequence[bytes] = (*_ERRORS, *_TABLES)
     with contextlib.closing(source.blocks()) as blocks:
@@ -96,9 +106,9 @@ def excerpt(source: Source) -> bytes:
             found += b"".join(_around(text, [mark for mark in marks if mark in text]))
             if len(found) > _MOST:
                 break
-            if len(found) > _TABLE or printed_text.sniff(found, source.path):
+            if len(found) > _TABLE or printed_text.sniff(found, path):
                 marks = _ERRORS
-    return found
+    return found, source.damage
 
 
 def _around(text: bytes, marks: Sequence[bytes]) -> Iterator[bytes]:

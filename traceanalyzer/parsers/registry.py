@@ -128,7 +128,7 @@ def _far_in_a_log(source: Source) -> Format | None:
     """Return the format of tables and errors that a job printed after much else, or None."""
     from traceanalyzer.parsers import job_log, printed_text
 
-    is_printed = printed_text.sniff(job_log.excerpt(source), source.path)
+    is_printed = printed_text.sniff(job_log.notable(source), source.path)
     return printed_text.FORMAT if is_printed else None
 
 
@@ -165,7 +165,7 @@ def require(source: Source) -> Format:
             f"{pickled}, not a memory snapshot; no code in it was executed",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
-    if known := foreign.recognise(job_log.excerpt(source) or source.head(), source.path):
+    if known := foreign.recognise(job_log.notable(source) or source.head(), source.path):
         raise UnknownFormat(source.path, known.what, hint=known.hint)
     is_object = source.head().lstrip().startswith(b"{")
     unknown = "JSON without traceEvents" if is_object else "unknown file format"

@@ -64,6 +64,7 @@ class Source:
         compression: ``gzip``, ``zip``, ``zstd`` or None.
         is_plain: the bytes on disk are those of :meth:`blocks`.
         damage: the problem of the compressed stream, or None.
+        written: size, time of the last change and inode of the file.
         tables: the files of a folder with one table each, by table; empty for a file. Such a folder
             has no bytes of its own.
     """
@@ -87,7 +88,7 @@ class Source:
             self.size = size_of(self.path)
         except (OSError, ValueError) as error:
             raise UnreadableFile(self.path, _reason(error)) from None
-        self._written = (info.st_size, info.st_mtime_ns, info.st_ino)
+        self.written = (info.st_size, info.st_mtime_ns, info.st_ino)
         self.compression = next((c for m, c in _MAGIC.items() if magic.startswith(m)), None)
         self.is_plain = self.compression is None and _encoding(magic) == (b"", None)
 
@@ -106,7 +107,7 @@ class Source:
             info = os.stat(self.path)  # noqa: PTH116
         except OSError as error:
             raise UnreadableFile(self.path, _reason(error)) from None
-        if (info.st_size, info.st_mtime_ns, info.st_ino) != self._written:
+        if (info.st_size, info.st_mtime_ns, info.st_ino) != self.written:
             what = "changed while it was read"
             raise UnreadableFile(self.path, what, hint="read it when the program has written it")
 

@@ -277,7 +277,7 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
 
 def _not_read(source: Source) -> str:
     """Return why a file that no parser recognises is skipped."""
-    known = recognise(job_log.excerpt(source) or source.head(), source.path)
+    known = recognise(job_log.notable(source) or source.head(), source.path)
     if known and known.is_recording:
         return known.what
     return NO_FORMAT if source.size else "empty"
@@ -289,7 +289,7 @@ def _nothing_in(folder: str, others: Sequence[tuple[str, str]]) -> UnreadableFil
     if others:
         what += f" ({len(others)} other file{'s' if len(others) > 1 else ''})"
     for path, _ in others:
-        if known := recognise(job_log.excerpt(Source(path)) or _head(path), path):
+        if known := recognise(job_log.notable(Source(path)) or _head(path), path):
             what = f"{what}: {Path(path).name} is {known.what}"
             return UnreadableFile(folder, what, hint=known.hint)
     return UnreadableFile(folder, what, hint="traceanalyzer info FILE describes a file")

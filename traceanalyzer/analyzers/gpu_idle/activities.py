@@ -572,7 +572,7 @@ def _of_part(one: Activity, *, on_host: bool = False) -> str:
 def _of_optimizer(one: Activity) -> str:
     """Return advice for the launches of an optimizer, by whether it calls foreach operators."""
     names = f"{one.place} {one.called} {one.frame}"
-    if "fused" in names:
+    if re.search(r"(?<![A-Za-z])fused", names):
         return causes.FUSED_ALREADY
     is_dtensor = re.search(_DTENSOR, names)
     if not is_dtensor and _JOINED not in one.after:

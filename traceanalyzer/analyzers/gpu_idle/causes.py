@@ -215,8 +215,8 @@ RECORD_ONCE = (
     "Record each graph (also of torch.cuda.graph) once, in a warm-up, and replay it."
 )
 FUSED_ALREADY = (
-    "The optimizer is fused already: its thread had probably no CPU (other processes, a CPU quota, "
-    "swap), or prepares many tensors (torch.compile around optimizer.step)."
+    "The optimizer is fused already: its thread probably had no CPU (other processes, a CPU quota, "
+    "swap), or it prepares many tensors (torch.compile around optimizer.step)."
 )
 #: Advice for the call that drops gradients.
 OF_ZERO_GRAD = (

@@ -460,7 +460,7 @@ def _outside(result: GpuIdle) -> str:
         return ""
     idle, counted = result.idle_by_cause, result.counted_by_cause
     cause = result.names[max(idle, key=lambda name: idle[name] - counted[name])]
-    return f". Warm-up and time outside steps add {format_ns(outside)} in total: {cause}"
+    return f". Warm-up and time outside steps add {format_ns(outside)} in total, mostly {cause}"
 
 
 def _who(result: GpuIdle) -> str:

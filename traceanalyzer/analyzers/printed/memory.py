@@ -64,6 +64,8 @@ _USAGE_NOTE = (
     "shown), and its peaks are those since the previous call."
 )
 _MEGATRON = "Megatron-LM"
+#: Source of what the message of an out-of-memory error says.
+MESSAGE = "error message"
 #: From this share of host memory on, the system soon swaps or ends processes.
 _FULL_FRAC = 0.9
 #: Contexts and libraries take less of a device.
@@ -158,7 +160,7 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     return errors.unique(["path", "rank", *_OF_ERROR], maintain_order=True).select(
         "rank", "path", "device", "requested_bytes", "free_bytes", "capacity_bytes",
         "allowed_bytes",
-        source=pl.lit("error message"),
+        source=pl.lit(MESSAGE),
         ooms=pl.lit(1),
         end_bytes="allocated_bytes",
         reserved_end_bytes=reserved,
@@ -205,8 +207,12 @@ def _verdict(devices: pl.DataFrame, calls: pl.DataFrame, ooms: int) -> str:
     size, what = next((one for one in peaks if one[0]), (None, ""))
     peak = f"Peak memory: {format_bytes(size)} {what}." if size else ""  # type: ignore[arg-type]
     errors = f"{format_count(ooms, 'out-of-memory error')}." if ooms else ""
-    why = _fragmentation(devices) or _demand(devices) if ooms else ""
-    return sentences(_full_host(calls), errors, peak, why)
+    return sentences(_full_host(calls), errors, peak, why(devices) if ooms else "")
+
+
+def why(devices: pl.DataFrame) -> str:
+    """Return a sentence on why an allocation failed, of the table ``memory``; empty if unknown."""
+    return _fragmentation(devices) or _demand(devices)
 
 
 def _full_host(calls: pl.DataFrame) -> str:
