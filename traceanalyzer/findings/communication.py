@@ -252,16 +252,11 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     alone = comm is not None and comm.totals.n_ranks == 1 and comm.totals.world_size != 1
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, int(rest["lost_ns"].sum()), waits=not waited_ns)
-    # fewer bytes, or fewer collectives, make all of them shorter
-    fewer = remedy.startswith(_FEWER)
-    shorter = fewer or remedy in (_TEXTS["hybrid"], _TEXTS["one_parameter"])
-    last = 0 if shorter else _last_ns(answers)
-    most = max(total - last, 0) if last else None
     unmatched = remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"])  # they wait for partners
+    most = _most_gain(remedy, total, answers, has_slow_link=slow.filter(cause=LINK).height > 0)
+    is_fewer = remedy.startswith(_FEWER)
     if pair := _slow_pair(comm) if comm is not None and remedy == _TEXTS["pairs"] else None:
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
-    if _OF_COMPUTE in remedy and slow.filter(cause=LINK).height:  # the link is the cause
-        most = min(time.busy_ns, total if most is None else most)
     where = called_in(answers.place(COMMUNICATION))
     yield Measured(
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
@@ -271,13 +266,10 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
         advice=_TEXTS["all_ranks"] * alone + remedy,
-        fix="fewer-calls" if fewer else "",
+        fix="fewer-calls" if is_fewer else "",
         confidence="low" if alone or (unmatched and not pair) else "medium" if pair else "high",
         total_ns=total,
-        # overlap gains nothing, and a part is usual; slow links are another finding
-        most_gain_ns=0
-        if remedy == _TEXTS["tensor_parallel"] and time.frac(total) < _MUCH
-        else most,
+        most_gain_ns=most,
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole)
         | {"missing-ranks": missing / whole},
@@ -294,6 +286,20 @@ _FEWER = (
     *(_TEXTS[name].partition("{")[0] for name in ("larger_units", "larger_buckets")),
 )
 _WITH_WAITS = ", including wait time for ranks that were not recorded"
+
+
+def _most_gain(remedy: str, total: int, answers: Answers, *, has_slow_link: bool) -> int | None:
+    """Return what advice on exposed communication gains at most; None if all of it."""
+    time = answers.time
+    if remedy == _TEXTS["tensor_parallel"] and time.frac(total) < _MUCH:
+        return 0  # overlap gains nothing, and a part is usual
+    # fewer bytes, or fewer collectives, make all of them shorter
+    shorter = remedy.startswith((*_FEWER, _TEXTS["hybrid"], _TEXTS["one_parameter"]))
+    last = 0 if shorter else _last_ns(answers)
+    most = max(total - last, 0) if last else None
+    if _OF_COMPUTE in remedy and has_slow_link:  # the link is the cause
+        return min(time.busy_ns, total if most is None else most)
+    return most
 
 
 #: A pair of ranks whose fastest transfer takes so many times those of other pairs has a slow link.

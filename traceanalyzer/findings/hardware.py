@@ -175,8 +175,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
 @rule(
     "comm_outliers",
     "all kernels of one rank slower than the same kernels on the other ranks",
-    "time above that of the other ranks as a share of their step time (of the recorded time if no "
-    "steps are marked)",
+    f"time above that of the other ranks, {OF_STEP}",
     {"warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
 )

@@ -114,9 +114,8 @@ _MUCH_LOCAL = 128
 
 @rule(
     "kernels",
-    "one kernel (or kernels that one change avoids together, such as sorts, updates of parameters, "
-    "MIOpen's naive convolutions, attention in float32), of no kind that usually takes most time, "
-    "with a large part of the time",
+    "one kernel (or kernels that one change avoids together, such as sorts or updates of "
+    "parameters), of no kind that usually takes most time, with a large part of the time",
     f"time of the kernels {OF_STEP}",
     {"info": _INFO, "warning": _WARNING},
     uses=("gpu_idle", "transfers"),
@@ -128,6 +127,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         return
     yield from _matrix_updates(result, answers)
     sums = kinds(result, time, without_attention=busy.is_found(busy.unfused_attention, answers))
+    sums = sums.with_columns(pl.col("total_ns").clip(upper_bound=time.busy_ns))
     doubles = busy.double_in(result, time)["kernel"]
     pointwise = (busy.memory_bound_kernels, busy.separate_norms)
     if fused := any(busy.is_found(one, answers) for one in pointwise):
@@ -253,7 +253,6 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     )
     is_one_call = (2 * pl.col("max_ns") >= pl.col("call_ns")) & (pl.col("n") > _FEW)
     every = every.filter(~is_one_call, 2 * pl.col("loop_ns") < pl.col("total_ns"))
-    every = every.with_columns(pl.col("total_ns").clip(upper_bound=time.busy_ns))
     return largest_first(every, "total_ns", "kernel")
 
 

@@ -54,6 +54,7 @@ from traceanalyzer.findings.device_time import (
 )
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
+    OF_STEP,
     RULE_OF,
     Answers,
     Measured,
@@ -457,8 +458,7 @@ def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Dif
 @rule(
     "comm_outliers",
     "a rank that arrives late at collectives, so that the other ranks wait",
-    "exposed wait time of the other ranks for it as a share of their step time (of the recorded "
-    "time if no steps are marked)",
+    f"exposed wait time of the other ranks for it, {OF_STEP} of all ranks",
     {"warning": WARN_FRAC, "critical": CRITICAL_FRAC},
     uses=("gpu_idle", "kernels", "steps"),
     compares_ranks=True,
@@ -610,8 +610,8 @@ def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
     "comm_outliers",
     "unequal work of ranks: another rank is the straggler in each step, or several ranks have more "
     "work than the mean over all steps",
-    "exposed wait time for ranks with longer or more work as a share of step time (of the recorded "
-    "time if no steps are marked), if there is no single straggler in most steps",
+    f"exposed wait time for ranks with longer or more work, {OF_STEP}, if there is no single "
+    "straggler in most steps",
     {"info": 0.05, "warning": 0.1, "critical": 0.3},
     uses=("gpu_idle", "kernels"),
 )

@@ -70,7 +70,7 @@ def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
 @rule(
     "steps",
     "a process without a GPU whose threads seem to lack CPUs: in every step many operators take "
-    "far longer than the same calls in another step, independently of the calls next to them",
+    "far longer than the same calls in another step",
     "time above that of the same calls in the step in which each is fastest, as a share of the "
     "time of all steps",
     {"info": 0.1, "warning": 0.3},

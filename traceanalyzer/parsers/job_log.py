@@ -79,7 +79,7 @@ class _Work(NamedTuple):
 def notable(source: Source) -> bytes:
     """Return what a whole log says of errors, and its tables up to the first, at most 1 MiB.
 
-    Nothing for a file that is no log. A file is read once, as long as it does not change.
+    Other files have nothing. A file is read once, as long as it does not change.
 
     Raises:
         InputError: the file cannot be read or decompressed.
