@@ -293,7 +293,7 @@ def _warning(examined: Examination, answers: Answers) -> str:
     if {*examined.results} <= _OF_CALLS and isinstance(info, Info):
         texts += [_ONLY_CALLS] if info.contents["span_ns"].drop_nulls().sum() else []
     if lost := _lost_work(answers):
-        texts.append(f"Idle time is unknown: {lost}.")
+        texts.append(f"Idle time of GPUs is unknown: {lost}.")
     if examined.jobs:
         texts.append(
             f"{DIFFERENT_JOBS.capitalize()}: ranks are not compared, and shares are of the time "

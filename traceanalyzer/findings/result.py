@@ -90,6 +90,7 @@ _NEEDS = tuple(
         ("counters", "host metrics", "MosaicML Composer's Profiler(sys_prof_cpu=True)"),
         ("--sample=", "samples", "nsys profile --sample=process-tree"),
         ("sample", "samples", "py-spy record -f raw -o FILE"),
+        ("text printed", "texts of logs", "pass the log of the job, too"),
         ("steps", "steps", "profiler.step() or --step-name"),
         ("out-of-memory error", "out-of-memory errors", ""),
         ("matrix product", "matrix products and convolutions", ""),
