@@ -200,7 +200,15 @@ _SCHEDULER = "event_loop_overlap (sglang/srt/managers/scheduler.py:960)"
                 f"{_SCHEDULER};forward_batch (sglang/srt/managers/tp_worker.py:210) 50\n"
             ),
             0.5,
-            "queues",
+            "--schedule-policy fcfs",
+        ),
+        (
+            (
+                "run (lightning/a.py:1);open (torchvision/io.py:3);load (PIL/a.py:240) 90\n"
+                "run (lightning/a.py:1);run_backward (torch/autograd/graph.py:9) 10\n"
+            ),
+            0.9,
+            "loader workers",
         ),
         (  # a healthy engine waits for the GPU, and launches its work
             (
@@ -310,6 +318,44 @@ def test_progress_bars_are_one_finding(tmp_path: Path) -> None:
     bars, line = measurements("hot-line", ta.py_spy_report(raw))
     assert (bars.size, line.size) == (0.35, 0.65)
     assert bars.evidence == ("Called by main (train.py:1).", "Called by main (train.py:2).")
+
+
+@pytest.mark.parametrize(
+    ("bar", "caller"),
+    [
+        (
+            "on_batch (lightning/callbacks/progress/rich.py:52);print (rich/console.py:17)",
+            "on_batch",
+        ),
+        ("step_end (transformers/callback.py:7);update (tqdm/std.py:12)", "step_end"),
+        ("hook (alive_progress/core.py:19)", "loop"),
+    ],
+)
+def test_a_library_below_a_line_that_trains(bar: str, caller: str, tmp_path: Path) -> None:
+    """The line has most samples in the backward pass; its other calls count without these."""
+    (raw := tmp_path / "a.raw.txt").write_text(
+        f"main (fit.py:60);loop (lightning/a.py:2);{bar} 30\n"
+        "main (fit.py:60);loop (lightning/a.py:2);run_backward (torch/autograd/graph.py:8) 45\n"
+        "main (fit.py:60);loop (lightning/a.py:2);log (wandb/run.py:9) 25\n"
+    )
+    (line, bars) = sorted(measurements("hot-line", ta.py_spy_report(raw)), key=lambda one: one.size)
+    assert (line.size, bars.size) == (0.25, 0.3)
+    assert bars.evidence[0].startswith(f"Called by {caller} (")
+
+
+@pytest.mark.parametrize(
+    ("stacks", "sizes"),
+    [
+        ("python3;_start;_PyEval_EvalFrameDefault;voxelize(at::Tensor const&);malloc", [0.7]),
+        ("solver;__libc_start_main;main;assemble;std::vector<int>::push_back", [0.7]),
+        ("python3;_start;_PyEval_EvalFrameDefault;list_append", []),  # of the interpreter
+        ("a;b;c", []),  # no native stacks
+    ],
+)
+def test_a_hot_native_function(stacks: str, sizes: list[float], tmp_path: Path) -> None:
+    """Files are unknown: the innermost function is named that is not of a runtime or library."""
+    (raw := tmp_path / "a.txt").write_text(f"{stacks} 70\n{stacks.split(';')[0]};memcpy 30\n")
+    assert [one.size for one in measurements("hot-line", ta.py_spy_report(raw))] == sizes
 
 
 def test_a_checkpoint_counts_with_its_waits_and_background_threads_do_not_count(

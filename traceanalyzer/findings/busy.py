@@ -358,7 +358,7 @@ def _without_peaks(result: Efficiency) -> str | None:
     gpus = ", ".join(rows["gpu"].drop_nulls().unique().sort()) or "the GPU"
     return (
         f"the peaks of {gpus} are not in the table; traceanalyzer efficiency --peak "
-        "bf16=TFLOPS compares with given ones"
+        f"{result.precision}=TFLOPS compares with given ones"
     )
 
 

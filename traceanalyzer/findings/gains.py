@@ -13,7 +13,7 @@ because workers of a loader limit the run is rated by its gain without this limi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -68,7 +68,7 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict
 #: Rules about slow kernels: their names, and how many times as fast they can be.
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
 #: Rules about time of the host, which the profiler makes longer, and how to check them.
-_SLOWED = (IDLE_RULES[causes.LAUNCH], IDLE_RULES[causes.HOST_CODE])
+SLOWED = (IDLE_RULES[causes.LAUNCH], IDLE_RULES[causes.HOST_CODE])
 _CHECK = "First measure a step without the profiler (or with nsys): is it as long? If it is: "
 #: What else is left of a critical gain is a warning.
 _LEAST_LEFT = 0.02
@@ -164,7 +164,7 @@ def with_gains(
             continue
         known = replace(known, severity=by_id[one.id].severity(frac, one.confidence) or "info")
         alone = one.step or one.ranks or (one.rank is not None and len(replay.job.programs) > 1)
-        if one.id in _SLOWED and known.severity != "info" and not alone:  # not slow on others, too
+        if one.id in SLOWED and known.severity != "info" and not alone:  # not slow on others, too
             least = _share([inside], replay.unprofiled("profiler_most_frac"), counted) * factor
             known = _with_least(known, min(least, frac), by_id[one.id])
         kept.append(known)
@@ -176,7 +176,7 @@ def with_gains(
         largest = max(one.gain_frac or 0.0 for one in kept if one.gain_basis == "replay")
         together = max(_share(removed, replay, counted) + more - beyond, largest)
     return Gains(
-        tuple(kept), tuple(left), together * step_ns, together, replay.error_frac,
+        tuple(_below_sure(kept)), tuple(left), together * step_ns, together, replay.error_frac,
         sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
     )  # fmt: skip
 
@@ -267,6 +267,17 @@ def _with_least(one: Finding, least: float, rule: Rule) -> Finding:
     )  # fmt: skip
 
 
+def _below_sure(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield findings; those that the profiler may cause are info if others gain half as much."""
+    sure = [one for one in findings if one.id not in SLOWED and one.confidence != "low"]
+    most = max((one.gain_frac or 0.0 for one in sure), default=0.0)
+    for one in findings:
+        is_less = (
+            one.id in SLOWED and one.gain_basis == "bound" and most >= (one.gain_frac or 0) / 2
+        )
+        yield replace(one, severity="info") if is_less else one
+
+
 def _counted(replay: Replay, time: DeviceTime, names: Sequence[str]) -> DeviceTime:
     """Return the time of steps (or parts) of a sample; otherwise of all."""
     if not replay.job.sampled:
@@ -349,7 +360,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         unknown = alone or not replay.has_work_after(one.intervals)
         # the host itself may take the time for the next batch, which workers would deliver earlier
         late = replay.waits_for_batches() / replay.whole_ns
-        hidden = 0 < late < cost and 2 * frac < cost and one.id != _SLOWED[0]
+        hidden = 0 < late < cost and 2 * frac < cost and one.id != SLOWED[0]
         return None if hidden or (unknown and frac < NO_GAIN) else frac
     return None
 

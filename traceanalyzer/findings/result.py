@@ -123,7 +123,8 @@ def _number_of(n: int, severity: Severity) -> str:
 def _need(why: str) -> tuple[str, str, str]:
     """Return the kind of reason, the data that a skipped check needs, and how to record it."""
     if "peaks" in why:
-        return _OTHER, "peaks of the GPU unknown", "traceanalyzer efficiency --peak bf16=TFLOPS"
+        peak = re.search(r"--peak \S+", why) or ["--peak"]
+        return _OTHER, "peaks of the GPU unknown", f"traceanalyzer efficiency {peak[0]}"
     needs = ((data, how) for pattern, data, how in _NEEDS if pattern.search(why))
     data, how = next(needs, ("", ""))
     if not data:

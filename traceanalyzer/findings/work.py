@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
@@ -173,21 +174,42 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     ) * (loading >= _WAITS and not is_alone)
     yield from _waiting(result) if is_alone and loading else ()
     rest_rows = counted
-    for column, pattern, what, advice in _KINDS:
-        is_kind = pl.col(column).str.contains(pattern).fill_null(value=False)
+    called = pl.format("{}: {} < {}", _LEAF_FILE, "name", pl.col("caller").fill_null(""))
+    for pattern, what, advice in _KINDS:
+        is_kind = called.str.contains(pattern)
         yield from _summed(counted.filter(is_kind), running, of, what, advice)
         rest_rows = rest_rows.filter(~is_kind)
     yield from _lock_waits(result)
     yield from _activities(result)
     yield from _in_libraries(result, rest_rows)
     yield from _checkpoints(result, paths.filter("saves"), running)
-    rest_rows = rest_rows.filter(~pl.col("saves"))
+    leaf = pl.format("{}: {}", _LEAF_FILE, "name")
+    trains = leaf.str.contains(_BACKWARD).any()  # of lines with models, the rest counts
+    in_model = _LEAF_FILE.str.ends_with(".py") & leaf.str.contains(_IN_MODEL)
+    rest_rows = rest_rows.filter(~pl.col("saves"), ~(trains.over(LIBRARY) & in_model))
+    first = _IN_MODEL if counted.select(trains).item() else _BACKWARD
+    yield from _hot_lines(result, rest_rows, running, (of, before, first))
+
+
+def _hot_lines(
+    result: LeafPaths, rows: pl.DataFrame, running: float, texts: tuple[str, str, str]
+) -> Iterator[Measured]:
+    """Yield the lines of own code, but those of models.
+
+    Args:
+        result: the report.
+        rows: the rows of ``paths`` that count.
+        running: weight of code that runs.
+        texts: what it is a share of, what comes before the first line, and what that does not call.
+    """
+    of, before, first = texts
+    idle = result.total_samples - running
     loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
     fewest = _FEWEST * (result.unit == "samples")
-    lines = _neighbours(by_line(rest_rows).filter(pl.col("samples") >= fewest)).head(_MOST_LINES)
+    lines = _neighbours(by_line(rows).filter(pl.col("samples") >= fewest)).head(_MOST_LINES)
     for number, row in enumerate(lines.iter_rows(named=True)):
         called = "{path}: {name}: {}".format(row[LIBRARY[0]], **row)
-        if re.search(_IN_FRAMEWORK if number else _BACKWARD, called):
+        if re.search(_IN_FRAMEWORK if number else first, called):
             continue  # what the program is for
         name, path, line, samples = (row[key] for key in (*LIBRARY, "samples"))
         if 2 * sum(loaded.get((name, path, one), 0) for one in row["lines"]) >= samples:
@@ -201,7 +223,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
             size=samples / (running + float(result.locks["samples"].sum())),
             title=f"{'' if number else before}{format_frac(samples / running)} of {of} "
             f"{'is' if 'memory' in of else 'are'} in or below {'one ' * (n == 1)}{what} of your "
-            f"own code: {name} ({place}).",
+            f"own code: {name}{f' ({place})' if place else ''}.",
             evidence=(
                 f"{part} in or below the {what}, {whole} in code that runs.",
                 *[f"Not counted: {rest} that wait, import or run in background threads."]
@@ -232,12 +254,16 @@ _SAVES = (
     r"(?:async_|_)?save\w* \((?:.*/)?(?:torch/serialization|safetensors|flax/training)"
     r"|\((?:.*/)?(?:torch/distributed|orbax)/checkpoint/"
 )
-#: Kinds of samples that are summed: column, pattern, what they do, advice. Python's profiler and
-#: Austin have a frame for collections of garbage.
+#: Kinds of samples that are summed: pattern of file, name and caller, what they do, and advice.
+#: Python's profiler and Austin have a frame for collections of garbage.
 _KINDS = (
-    ("path", r"^(?:.*[/\\])?tqdm[/\\]", "update a progress bar (tqdm)", _TEXTS["tqdm"]),
-    ("name", "^(?:<GC>|:GC:)$", "collect garbage (Python's gc)", _TEXTS["garbage"]),
-)  # fmt: skip
+    (
+        r"^(?:.*[/\\])?(?:(?:tqdm|alive_progress|progressbar2?|enlighten)[/\\]|rich[/\\].*progress)",
+        "update a progress bar ({})",
+        _TEXTS["bars"],
+    ),
+    (r": (?:<GC>|:GC:) <", "collect garbage (Python's gc)", _TEXTS["garbage"]),
+)
 #: Fewer samples of a line are chance, and fewer samples (or less time) of a file say little.
 _FEWEST, _FEW = 3, {"samples": 100, "ns": 10_000_000}
 #: Lines of a function that are so near are neighbours.
@@ -285,11 +311,17 @@ def _summed(
 ) -> Iterator[Measured]:
     """Yield the samples of one kind, such as progress bars, summed over the lines above them."""
     if share := float(rows["samples"].sum()) / running if running else 0.0:
-        lines = by_line(rows).head(_NAMED)[LIBRARY].iter_rows()
+        callers = rows.group_by(place=pl.coalesce("caller", LIBRARY[0])).agg(
+            pl.col("samples").sum()
+        )
+        places = largest_first(callers.drop_nulls(), "samples", "place").head(_NAMED)["place"]
+        packages = sorted(
+            {libraries.package_of(path) or path for path in rows["path"].drop_nulls()}
+        )
         yield Measured(
             size=share,
-            title=f"{format_frac(share)} of {of} {what}.",
-            evidence=tuple(f"Called by {name} ({path}:{line})." for name, path, line in lines),
+            title=f"{format_frac(share)} of {of} {what.format(', '.join(packages))}.",
+            evidence=tuple(f"Called by {place}." for place in places),
             advice=advice,
             of=of,
         )
@@ -349,23 +381,27 @@ _ACTIVITIES = {
 
 
 def _in_libraries(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
-    """Yield the functions of servers in which processes without own code mostly are."""
+    """Yield the functions of libraries in which code runs without own code, by their advice."""
     alone = rows.filter(pl.col(LIBRARY[0]).is_null(), pl.col("doing").is_null())
-    called = pl.format("{}: {}", pl.col("path").fill_null(""), "name")
+    called = pl.format("{}: {}", _LEAF_FILE, "name")
     serves = called.str.contains(_SERVES) & ~called.str.contains(f"{_IN_FRAMEWORK}|: forward")
-    by = alone.filter(serves).group_by("name", "path", of=called.str.contains(_CONSTRAINS))
+    by = alone.filter(serves).sort("samples", descending=True).group_by("name", "path", text=called)
     share = pl.col("samples").sum() / result.total_samples
-    sums = by.agg(pl.col("line").mode().min(), share=share).filter(pl.col("share") >= _MANY)
-    many = largest_first(sums, "share", "name", "path")
-    for (constrains,), each in many.group_by("of", maintain_order=True):
+    sums = by.agg(pl.col("line").mode().min(), pl.col("caller").first(), share=share)
+    many = largest_first(sums.filter(pl.col("share") >= _MANY), "share", "name", "path")
+    texts = [
+        next(a for one, a in _OF_LIBRARIES.items() if re.search(one, of)) for of in many["text"]
+    ]
+    for (advice,), each in many.group_by(pl.Series("advice", texts), maintain_order=True):
         places = [
-            f"{row['name']} ({row['path']}:{row['line']}) {format_frac(row['share'])}"
+            f"{row['name']} ({row['path']}:{row['line']})"
+            f"{f', called by {one}' if (one := row['caller']) else ''}, {format_frac(row['share'])}"
             for row in each.head(_NAMED).iter_rows(named=True)
         ]
         yield Measured(
             size=float(each["share"].sum()),
-            title=f"Much of the samples is in code of libraries: {', '.join(places)}.",
-            advice=_TEXTS["grammar" if constrains else "server"],
+            title=f"Code of libraries runs in many samples: {'; '.join(places)}.",
+            advice=str(advice),
             of="samples",
             confidence="medium",
         )
@@ -389,22 +425,26 @@ def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
 #: So many lines may have the least share of a finding.
 _MOST_LINES = 10
 #: Functions of frameworks, models and their steps: file and name, then the function of own code.
+_LEAF_FILE = pl.col("path").fill_null("")
 _BACKWARD = r"run_backward|(?:^|/)torch/autograd/(?:graph|__init__)\.py: "
-_IN_FRAMEWORK = (
+_IN_MODEL = (
     rf"{_BACKWARD}|^(?:.*/)?(?:torch|jax|tensorflow|keras|diffusers|deepspeed|megatron)/"
     r"|(?:^|/)transformers/(?:model|trainer|generation|pipelines|integrations|activations)"
     r"|/(?:model_executor|worker|models|layers|attention)/"
-    r"|^(?:.*/)?lib(?:torch|c10)|: (?:\w+\.)*(?:_?forward|backward|__call__|step)(?:$|: )"
+    r"|^(?:.*/)?lib(?:torch|c10)|: (?:\w+\.)*_?forward(?:$|: )"
 )
+_IN_FRAMEWORK = rf"{_IN_MODEL}|: (?:\w+\.)*(?:backward|__call__|step)(?:$|: )"
 
 
 #: Least share of a function of a library.
 _MANY = 0.1
-#: Libraries that serve models, and those that decide which tokens may follow.
-_CONSTRAINS = r"^(?:.*[/\\])?(?:xgrammar|outlines|outlines_core|llguidance|lmformatenforcer)[/\\]"
+#: Advice by functions of libraries, and libraries that serve models or do what models need.
+_OF_LIBRARIES = TEXTS["in_libraries"]
 _SERVES = (
-    rf"{_CONSTRAINS}|^(?:.*[/\\])?(?:vllm|sglang|lmdeploy|tensorrt_llm|uvicorn|starlette|fastapi|pydantic"
-    r"|tokenizers|transformers[/\\]tokenization\w*)[/\\.]"
+    r"^(?:.*[/\\])?(?:xgrammar|outlines|outlines_core|llguidance|lmformatenforcer|vllm|sglang|lmdeploy"
+    r"|tensorrt_llm|uvicorn|starlette|fastapi|pydantic|orjson|tokenizers|tiktoken|sentencepiece"
+    r"|transformers[/\\]tokenization\w*|PIL|cv2|datasets|pandas|librosa|av|decord|lightning"
+    r"|pytorch_lightning|wandb|matplotlib|tensorboardX?|mlflow)[/\\.]"
 )
 #: Least share of the main process that is a wait for the loader.
 _WAITS = 0.1
@@ -438,6 +478,9 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
     for pattern, text in _BELOW.items():
         if re.search(pattern, f"{file}: {leaf}"):
             return f"{share} of it is in {called}. {text}"
+    if row[LIBRARY[1]] is None and not file and result.paths["path"].count() == 0:
+        inside = "" if leaf == name else f"{share} of it is in {called}. "
+        return f"{inside}{_TEXTS['native']}"
     if leaf == name:
         part = "It" if row["below"] == row["samples"] else f"{share} of it"
         if re.search(_NAMED_WAIT, name):

@@ -114,6 +114,32 @@ def is_own_code(name: str | None, file: str | None) -> bool:
     return not _is_standard(file, first) and (_is_absolute(file) or first not in KNOWN_PACKAGES)
 
 
+#: Functions at the start of native stacks, of Python's interpreter, and of runtimes and libraries.
+_STARTS, _INTERPRETER = r"^_*(?:libc_start|start_thread$|start$|clone3?$)", r"^_*Py(?:Eval|_Run)"
+_JAVA, _OF_KERNEL = r"_\[j\]$|^Java(?:Main|Calls)", re.compile(r"_\[k\]$")
+_RUNTIME = re.compile(
+    r"^(?:void |bool |int |auto )?[*& ]*(?:\W|_?start|0x|main(?:\W|$)|(?:ld|lib|python)[\w.+-]*$"
+    r"|_*(?:Py|THP|GI_|libc_|clone|int_\w*(?:alloc|free)|[mc]alloc|realloc|c?free|sys|do_|x64_"
+    r"|mem(?:cpy|move|set|cmp)|m(?:un)?map|pthread|futex|entry_|sched|gnu_|cxx|kmpc?_|gomp|omp_|GOMP)"
+    r"|operator (?:new|delete)|(?:cu|nccl|hip|hsa|roc|mkl|dnnl|jit_|[sdch]gemm)\w*"
+    r"|(?:std|__gnu_cxx|at|c10|torch|caffe2|pybind11|Eigen|cv|thrust|cub|tbb|xla|absl|boost)::)"
+)
+
+
+def code_of_native(names: Sequence[str]) -> list[bool]:
+    """Whether frames without files are functions of the program, not of runtimes and libraries.
+
+    Some frame starts a native stack. Below Python, only names of C++ are of an extension.
+    """
+    tests = (_STARTS, _INTERPRETER, _JAVA)
+    starts, python, java = (any(re.search(one, name) for name in names) for one in tests)
+    return [
+        starts and not (java or _RUNTIME.match(name) or _OF_KERNEL.search(name))
+        and (not python or "(" in name or "::" in name)
+        for name in names
+    ]  # fmt: skip
+
+
 def is_native(file: str) -> bool:
     """Whether the "file" of a frame is a shared library or a program, not source.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
@@ -130,7 +131,7 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
     if options.aggregate_leaf_paths and len(parts) > 1:
         keys = ["group", *PATH, *LIBRARY, "library"]
-        sums = pl.col("samples").sum(), pl.col("doing").first()
+        sums = pl.col("samples").sum(), pl.col("doing", "caller").first()
         rows = rows.group_by(keys, maintain_order=True).agg(sums)
     share = _share("samples", total).alias("samples_frac")
     paths = rows.sort("samples", descending=True, maintain_order=True).with_columns(share)
@@ -140,7 +141,7 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
         for part in parts
     ).with_columns(pl.col("samples") * scale)
     tagged = rows.filter(pl.col("library").is_not_null())["samples"].sum()
-    order = ("group", *PATH, *LIBRARY, "library", "samples", "samples_frac", "doing")
+    order = ("group", *PATH, *LIBRARY, "library", "samples", "samples_frac", "doing", "caller")
     processes = files.sort("samples", descending=True, maintain_order=True).select(
         "file", "pid", "command", "role", "samples", share
     )
@@ -240,7 +241,7 @@ def frames_of(trace: Trace, options: Options) -> Frames:
         frame=frame.astype(np.int64),
         parent=parent,
         kept=_kept(distinct, options),
-        library=_library(distinct, options),
+        library=_library(distinct, options, frame[parent == stack_weights.ROOT]),
         child=is_child,
         worker=is_worker,
     )
@@ -256,12 +257,18 @@ def _kept(distinct: pl.DataFrame, options: Options) -> intervals.Bools:
     return ~in_module
 
 
-def _library(distinct: pl.DataFrame, options: Options) -> intervals.Ints:
-    """Return the index of the requested library of each frame, or :data:`ROOT`."""
+def _library(distinct: pl.DataFrame, options: Options, roots: intervals.Ints) -> intervals.Ints:
+    """Return the index of the requested library of each frame, or :data:`ROOT`.
+
+    Frames at the root of native stacks are names of processes.
+    """
     if not options.library_names:
         frames = zip(distinct["name"].to_list(), distinct["file"].to_list(), strict=True)
-        codes = [0 if libraries.is_own_code(*frame) else stack_weights.ROOT for frame in frames]
-        return np.array(codes, np.int64)
+        is_own_code = np.array([libraries.is_own_code(*frame) for frame in frames], np.bool_)
+        if not distinct["file"].count():
+            is_own_code = np.array(libraries.code_of_native(distinct["name"].to_list()), np.bool_)
+            is_own_code[roots] = False
+        return np.where(is_own_code, 0, stack_weights.ROOT)
     by = libraries.by_substring if options.match == "substring" else libraries.by_component
     match = by(options.library_names)
     paths = distinct["path" if options.match == "substring" else "file"].to_list()
@@ -319,12 +326,13 @@ def _rows(
     numbers = pl.DataFrame(
         {"group": labels, "leaf": at(frames.frame, leaf), "lib": at(frames.frame, library_nodes)}
     ).with_columns(own_lines.doing(frames.calls, leaf, background), samples=weight)
+    numbers = numbers.with_columns(caller=pl.Series(at(frames.frame, _callers(frames, leaf))))
     if options.aggregate_leaf_paths:
         one = _first_equal(frames.distinct)
         merged = [pl.Series(name, at(one, numbers[name].to_numpy())) for name in ("leaf", "lib")]
         keys = ("group", "leaf", "lib")
         groups = numbers.with_columns(merged).group_by(keys, maintain_order=True)
-        numbers = groups.agg(pl.col("samples").sum(), pl.col("doing").first())
+        numbers = groups.agg(pl.col("samples").sum(), pl.col("doing", "caller").first())
     lib = numbers["lib"].to_numpy()
     doing = numbers["doing"]
     named = at(frames.library, lib)
@@ -332,13 +340,42 @@ def _rows(
     at_leaf, at_lib = row_of(numbers["leaf"].to_numpy()), row_of(lib)
     leaves = [frames.distinct[name].gather(at_leaf) for name in PATH]
     callers = [frames.distinct[name].gather(at_lib) for name in PATH]
+    place = frames.distinct.select(own_lines.place_of(*map(pl.col, PATH))).to_series()
     return numbers.select("group", "samples").with_columns(
         leaves[0].fill_null(NO_FRAME),
         *leaves[1:],
         *(caller.alias(name) for name, caller in zip(LIBRARY, callers, strict=True)),
         doing=doing,
         library=names.gather(row_of(named)),
+        caller=place.gather(row_of(numbers["caller"].to_numpy())),
     )
+
+
+#: Most levels between a function of a library and its caller, and functions that run event loops.
+_LEVELS, _RUNS = 100, r"(?:^|[/\\])(?:uvloop|gevent|eventlet|trio|anyio)[/\\]"
+
+
+def _callers(frames: Frames, leaf: intervals.Ints) -> intervals.Ints:
+    """Return the node that calls the library of each leaf, else its file; ROOT if it is unknown."""
+    files, names = frames.distinct["file"].to_list(), frames.distinct["name"]
+    packages = [libraries.package_of(file) for file in files]
+    skipped = [one == libraries.STANDARD_LIBRARY or not file or bool(re.search(_RUNS, file))
+               for one, file in zip(packages, files, strict=True)]  # fmt: skip
+    skips = (np.array(skipped, np.bool_) | (names == own_lines.MODULE).to_numpy())[frames.frame]
+    caller = np.full(leaf.size, stack_weights.ROOT)
+    for texts in (files, packages):
+        same = pl.Series(texts, dtype=pl.String).fill_null("").rank("dense").to_numpy()
+        same, node = np.append(same[frames.frame], -1), leaf
+        for _ in range(_LEVELS):
+            inside = (node != stack_weights.ROOT) & (
+                (same[node] == same[leaf]) | np.append(skips, False)[node]
+            )
+            if not inside.any():
+                break
+            node = np.where(inside, frames.parent[node], node)
+        known = (node != stack_weights.ROOT) & ~inside
+        caller = np.where(known, node, caller)
+    return caller
 
 
 #: Least threads in a line at once, and share of these instants in which one is in later lines.
