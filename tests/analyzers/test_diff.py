@@ -264,10 +264,92 @@ def test_change_below_the_minimum_is_no_change() -> None:
         diff(*runs, min_change=float("nan"))
 
 
-def test_slow_steps_are_reported_if_the_median_is_unchanged() -> None:
-    result = diff(loop([100 * MS] * 9), loop([100 * MS] * 6 + [300 * MS] * 3))
-    assert result.outcome == "no change"
-    check_wording(result.verdict)
+@pytest.mark.parametrize(
+    ("after", "outcome", "name"),
+    [
+        ([130, 100, 100] * 3, "regression", "mean"),
+        ([100] * 6 + [300] * 3, "no change", "step"),
+        ([100, 300, 300, *[100] * 6, 300, 100, 100], "no change", "step"),
+        ([100, 100, 100, 180] * 3, "regression", "mean"),
+        ([100] * 11 + [900], "no change", "step"),
+        ([100, 104] * 6, "no change", "step"),
+        ([140] * 9 + [400] * 3, "regression", "step"),
+    ],
+)
+def test_slow_steps_count_if_the_median_is_unchanged(
+    after: list[int], outcome: str, name: str
+) -> None:
+    jitter = [1 + (at * 7 % 5) / 500 for at in range(len(after))]
+    before = loop([round(100 * MS * more) for more in jitter])
+    runs = loop([round(ms * MS * more) for ms, more in zip(after, jitter, strict=True)])
+    result = diff(before, runs)
+    assert (result.outcome, result.measure and result.measure.name) == (outcome, name)
+    back = diff(runs, before)
+    assert back.outcome == outcome.replace("regression", "improvement")
+    if name == "mean":
+        more = sum((ms - 100) * by for ms, by in zip(after, jitter, strict=True)) / len(after)
+        assert result.measure is not None
+        assert result.measure.change == pytest.approx(more * MS)
+        assert result.parts is not None
+        assert int(result.parts["change_ns"].sum()) == pytest.approx(more * MS)
+
+
+def test_lost_graphs_are_named() -> None:
+    def run(*calls: str) -> Trace:
+        events: list[Event] = []
+        for number in range(6):
+            events.append(step(number, 1000 * number, 1000))
+            for at, call in enumerate(calls):
+                one = {"correlation": 100 * number + at + 1}
+                events.append(host("cuda_runtime", call, 1000 * number + 10 * at, 5, **one))
+                events.append(device(GEMM, 1000 * number + 10 * at + 5, 5, **one))
+        return trace(events)
+
+    graph, single = run("cudaGraphLaunch", "cudaLaunchKernel"), run(*["cudaLaunchKernel"] * 9)
+    assert "graphs are lost" in diff(graph, single).verdict
+    assert "graphs are new" in diff(single, graph).verdict
+    assert "graphs" not in diff(single, run(*["cudaLaunchKernel"] * 5)).verdict
+    assert "graphs" not in diff(graph, run("cudaLaunchKernel", "cudaLaunchKernel")).verdict
+
+
+def _job(late: int | None, us: int = 600) -> list[Trace]:
+    """Return four ranks with an all_reduce in each step, before which one rank runs ``decode``."""
+    ranks = []
+    for rank in range(4):
+        events: list[Event] = []
+        for number in range(8):
+            begin = 2000 * US * number
+            ready = begin + (us * US if rank == late else 0)
+            end = begin + (us * US if late is not None else 0) + 300 * US
+            one, two = {"correlation": 2 * number + 1}, {"correlation": 2 * number + 2}
+            events += [
+                step(number, begin, end + 5 * US - begin),
+                host("python_function", "train.py(5): main", begin, end - begin),
+                host("cuda_runtime", "cudaLaunchKernel", ready + 5 * US, 5 * US, **one),
+                device(GEMM, ready + 20 * US, 180 * US, **one),
+                host("cuda_runtime", "cudaLaunchKernel", ready + 12 * US, 5 * US, **two),
+                device(ALL_REDUCE, ready + 200 * US, end - ready - 200 * US, stream=9, **two),
+            ]
+            if rank == late:
+                name = "dataset.py(77): decode"
+                events.append(host("python_function", name, begin + US, us * US - 2 * US))
+        ranks.append(trace(events, rank=rank, world_size=4))
+    return ranks
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_the_rank_that_others_wait_for_is_named(late: int) -> None:
+    both = [[measure(one, Options()) for one in _job(rank)] for rank in (None, late)]
+    result = combine(both[1], Options(), both[0])
+    assert result.outcome == "regression"
+    assert result.places["exposed communication"] == f"waiting for rank {late}"
+    assert result.places["other host code"] == f"in decode (dataset.py:77) on rank {late}"
+    back = combine(both[0], Options(), both[1])
+    assert back.outcome == "improvement"
+    assert back.places == result.places
+    slower = [measure(one, Options()) for one in _job(late, us=900)]
+    further = combine(slower, Options(), both[1])
+    assert further.places == {"exposed communication": f"waiting for rank {late}"}
 
 
 def test_memory_is_the_measure_only_without_steps() -> None:

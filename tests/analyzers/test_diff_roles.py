@@ -196,6 +196,27 @@ def test_eager_kernels_are_fused(tmp_path: Path) -> None:
     assert split["after_kernel"] == row["before_kernel"]
 
 
+def test_without_operators_in_one_run_kernels_pair_by_name(tmp_path: Path) -> None:
+    plain = [one._replace(operator=None) for one in LAYER]
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((LAYER, plain))]
+    for one, other in (files, files[::-1]):
+        result, rows = roles(one, other)
+        assert {row["state"] for row in rows} == {"no change"}
+        assert len(rows) == len({name for layer in LAYER for name, _ in layer.kernels})
+        assert result.paired_frac == 1
+
+
+@pytest.mark.parametrize("flash", ["aten::_scaled_dot_product_flash_attention", "FlashAttnFunc"])
+def test_another_operator_for_attention_is_named(flash: str, tmp_path: Path) -> None:
+    math = "aten::_scaled_dot_product_attention_math"
+    before = [*LAYER[:4], call(flash, ATTENTION, us=40), *LAYER[5:]]
+    after = [*LAYER[:4], *[call(math, "bmm_kernel", us=20, shape=32)] * 4, *LAYER[5:]]
+    files = [record(tmp_path / f"{n}.json", one) for n, one in enumerate((before, after))]
+    for one, other, new, gone in ((*files, math, flash), (*files[::-1], flash, math)):
+        assert f"{new} in place of {gone}" in ta.diff(one, other).verdict
+    assert "in place of" not in ta.diff(files[0], files[0]).verdict
+
+
 def test_a_fused_kernel_has_no_other_partner(tmp_path: Path) -> None:
     """Eager kernels of other operations are gone, not paired with what stands in their place."""
     eager = [*LAYER, call("aten::tanh", "void tanh_kernel<float>")]

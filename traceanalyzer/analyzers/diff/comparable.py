@@ -93,7 +93,7 @@ def reservations(
     overhead = () if measure is None else tuple(_of_overhead(before, after, measure))
     if overhead:
         different = tuple(text for text in different if not text.startswith(_EXTRAS))
-    in_steps = measure is not None and measure.name == "step"
+    in_steps = measure is not None and measure.in_steps
     shapes = () if pairing is None else tuple(_of_shapes(pairing))
     programs = _of_program(before, after, pairing) if in_steps else ()
     return (*overhead, *different, *shapes, *_truncated(runs), *programs)
@@ -124,7 +124,7 @@ def _different(runs: tuple[Run, Run]) -> Iterator[str]:
 
 def _of_measure(runs: tuple[Run, Run], measure: Measure) -> Iterator[str]:
     before, after = runs
-    if measure.name == "step":
+    if measure.in_steps:
         if after.steps is not None and after.steps.by_kernels:
             yield (
                 "No steps are marked: a step is one repeat of a sequence of kernels, with equal "

@@ -6,20 +6,19 @@ without warm-up. Means over one set of steps add up, and single outliers do not 
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.outliers import compare
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.device_work import PART_NAMES
 from traceanalyzer.analyzers.common.display import by_part, listed
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.roles import FUSED, OTHER, Pairing, first_shapes
-from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, NAMES
+from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSES, DATALOADING, LAUNCH, NAMES
 from traceanalyzer.analyzers.steps.result import HOST_PARTS
 from traceanalyzer.frames.numbering import numbered
 
@@ -44,8 +43,8 @@ class Basis:
     typical: npt.NDArray[np.bool_]
 
 
-def by_step(run: runs.Run) -> Basis:
-    """Return the basis of a run with steps."""
+def by_step(run: runs.Run, *, typical: bool) -> Basis:
+    """Return the basis of a run with steps: the typical ones, or all of them."""
     rows = run.counted.sort("number")
     at = rows["number"].rank("dense").cast(pl.Int64) - 1
     numbered = rows.select(*_PLACE, "duration_ns").with_columns(at=at)
@@ -55,7 +54,7 @@ def by_step(run: runs.Run) -> Basis:
         places=places,
         devices=each["n"].to_numpy().astype(np.float64),
         ranks=places.group_by("at").len().sort("at")["len"].to_numpy().astype(np.float64),
-        typical=_middle_half(each["duration_ns"].to_numpy()),
+        typical=_middle_half(each["duration_ns"].to_numpy()) | (not typical),
     )
 
 
@@ -186,6 +185,63 @@ def _long(run: runs.Run, labels: dict[str, str], basis: Basis) -> pl.DataFrame:
     return long.with_columns(pl.col("time_ns").cast(pl.Int64))
 
 
+#: Least share of a change that is most of it, and of a time that is nearly all.
+_MOST, _NEARLY_ALL = 0.5, 0.9
+
+
+def places(pair: Pair, rows: pl.DataFrame | None) -> dict[str, str]:
+    """Return where the time of parts is that changed most: phrases by part.
+
+    Of parts that at least doubled or halved: the code in which the host was, and its rank if it is
+    one of several; of exposed communication the rank that the others wait for.
+    """
+    found, causes = dict[str, str](), {NAMES[one]: one for one in CAUSES if one != LAUNCH}
+    states = () if rows is None else rows.select("part", "before_ns", "after_ns", "state").rows()
+    for part, *times, state in states:
+        before, after = (time or 0 for time in times)
+        side, change = int(after > before), abs(after - before)
+        if state in (runs.SAME, runs.UNSURE):
+            continue
+        if part == PART_NAMES["exposed_communication_ns"]:
+            found[part] = _straggler(pair, side, change)
+        elif part in causes and change >= _MOST * max(before, after):
+            found[part] = _place(pair, side, causes[part])
+    return {part: text for part, text in found.items() if text}
+
+
+def _place(pair: Pair, side: int, cause: str) -> str:
+    """Return the code in which the host was in most of the gaps of a cause, and its rank."""
+    run = pair.both[side]
+    if (idle := run.idle) is None:
+        return ""
+    if pair.bases[side].places is not None:
+        idle = replace(idle, gaps=idle.gaps.drop_nulls("step"))
+    one, gaps = idle.activity(cause), idle.of_cause(cause)
+    text = one.line if cause == DATALOADING else one.text
+    sums = dict(gaps.group_by("rank").agg(pl.col("cause_ns").sum()).iter_rows())
+    rank, ns = max(sums.items(), key=lambda one: one[1], default=(None, 0))
+    alone = run.ranks > 1 and ns >= _NEARLY_ALL * sum(sums.values())
+    return f"in {text}" + f" on rank {rank}" * alone if text else ""
+
+
+def _straggler(pair: Pair, side: int, change_ns: float) -> str:
+    """Return the rank for which the others wait in most of a change of communication."""
+    comm, waits = pair.both[side].comm, [_imposed(run) for run in pair.both]
+    rank = max(waits[side], key=waits[side].__getitem__, default=-1)
+    more = waits[side].get(rank, 0.0) - waits[not side].get(rank, 0.0)
+    if comm is None or not more or more < _MOST * change_ns:
+        return ""
+    steady = comm.is_steady(rank) and not comm.waits_for_schedule
+    return f"waiting for rank {rank}" * steady
+
+
+def _imposed(run: runs.Run) -> dict[int, float]:
+    """Return the time that each rank makes the others wait, per step and rank."""
+    n = (run.steps.steps["number"].n_unique() if run.steps else 1) * run.ranks
+    rows = run.comm.ranks.select("rank", "imposed_ns").rows() if run.comm else ()
+    return {rank: ns / n for rank, ns in rows}
+
+
 # --- kernels and operators -------------------------------------------------------------------
 
 
@@ -225,6 +281,11 @@ def operators(pair: Pair, side: str) -> pl.DataFrame | None:
             rows.with_columns(pl.when(is_shared).then(name).otherwise("name").alias("name"))
             for rows in frames
         ]
+    # profilers record the same slices as other kinds: the first one counts
+    kinds = pl.concat(frames, how="vertical_relaxed").unique(
+        "name", keep="first", maintain_order=True
+    )
+    frames = [rows.drop("kind").join(kinds.select("name", "kind"), on="name") for rows in frames]
     rows = _summed(pair, frames, ["name", "kind"], f"{side}_ns")
     return None if rows is None or rows.is_empty() else rows
 
@@ -357,7 +418,7 @@ def _brief(kernels: str) -> str:
 
 
 #: Template arguments are left out of longer names.
-_LONG, _BRIEF = 40, re.compile(r"(\w)<[^ ]*")
+_LONG, _BRIEF = 40, re.compile(r"(\w)<\S*?(?=,? |$)")
 
 
 def _compare_rows(
@@ -407,16 +468,15 @@ def collectives(pair: Pair) -> pl.DataFrame | None:
     results = [run.comm for run in pair.both if run.comm is not None]
     if len(results) < 2:
         return None
-    both = compare(results[1].groups, results[0].groups)
     before, after = (_kinds(comm.instances) for comm in results)
     rows = before.join(
         after, on=_KIND, how="full", coalesce=True, nulls_equal=True, suffix="_after"
-    ).join(_as_text(both), on=_KIND, how="left", nulls_equal=True, suffix="_both")
+    )
     noise = runs.noise_of(pl.col("error"), pl.col("error_after"))
     medians = rows.select(
         *_KIND,
-        before_ns=pl.coalesce("baseline_ns", "usual_ns"),
-        after_ns=pl.coalesce("median_ns", "usual_ns_after"),
+        before_ns="usual_ns",
+        after_ns="usual_ns_after",
         noise_ns=noise.round().cast(pl.Int64),
         before_n="n",
         after_n="n_after",
@@ -432,7 +492,8 @@ def _kinds(instances: pl.DataFrame) -> pl.DataFrame:
     A collective on eight ranks is one measurement, not eight.
     """
     sized = pl.col("message_bytes").is_not_null()
-    keyed = _as_text(instances).with_columns(
+    texts = instances.with_columns(pl.col("collective", "dtype", "kernel").cast(pl.String))
+    keyed = texts.with_columns(
         pl.when(sized).then("dtype").alias("dtype"),
         pl.when(sized).then("group_size").alias("group_size"),
         pl.when(~sized).then("kernel").alias("kernel"),
@@ -448,7 +509,3 @@ def _kinds(instances: pl.DataFrame) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=types, orient="row").with_columns(
         pl.col("error").fill_nan(None)
     )
-
-
-def _as_text(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame.with_columns(pl.col("collective", "dtype", "kernel").cast(pl.String))

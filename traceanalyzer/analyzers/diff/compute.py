@@ -118,7 +118,11 @@ def measure(trace: Trace, options: Options) -> runs.Part:
 
 
 def combine(
-    parts: Sequence[runs.Part], options: Options, base: Sequence[runs.Part] = ()
+    parts: Sequence[runs.Part],
+    options: Options,
+    base: Sequence[runs.Part] = (),
+    *,
+    by_mean: bool | None = None,
 ) -> result.Diff:
     """Compare two runs.
 
@@ -126,23 +130,27 @@ def combine(
         parts: one for each rank of the run after.
         options: the options.
         base: one for each rank of the run before.
+        by_mean: see :func:`~.runs.measured`.
     """
     both = runs.with_same_steps(runs.run_of(base), runs.run_of(parts), options.min_change)
-    measure = runs.measured(*both, options.min_change)
+    measure = runs.measured(*both, options.min_change, by_mean=by_mean)
     pairing = roles.pair(both[0].units, both[1].units) if both[0].units and both[1].units else None
     why = comparable.obstacle(*both, measure, pairing)
     measure = None if why else measure
-    in_steps = measure is not None and measure.name == "step"
     bases = [
-        compared.by_step(run) if in_steps else compared.as_whole(run, work)
+        compared.by_step(run, typical=measure.name == "step")
+        if measure is not None and measure.in_steps
+        else compared.as_whole(run, work)
         for run, work in zip(both, (1.0, measure.work if measure else 1.0), strict=True)
     ]
     pair = compared.Pair(both, bases, options.min_change)
     shares = _shares(*both)
+    parts_of_time = compared.parts(pair)
     return result.Diff(
         measure=measure,
         why=why,
-        parts=compared.parts(pair),
+        parts=parts_of_time,
+        places=compared.places(pair, parts_of_time),
         roles=compared.roles(pair, pairing) if pairing else None,
         paired_frac=pairing.paired_frac if pairing else None,
         kernels=compared.kernels(pair),

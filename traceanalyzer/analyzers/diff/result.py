@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.device_work import COMMUNICATION, PART_NAMES
 from traceanalyzer.analyzers.common.display import headings, known_columns, listed, sentences
+from traceanalyzer.analyzers.common.replays import GRAPH_LAUNCH
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.comparable import SOME_SHAPES, UNLIKE
 from traceanalyzer.analyzers.diff.roles import FUSED, SAME
@@ -22,6 +24,7 @@ from traceanalyzer.units import (
     format_ratio,
     format_weight,
 )
+from traceanalyzer.vocabulary import LAUNCH, LAUNCH_KINDS, call_class
 
 Comparability = Literal["comparable", "with reservations", "not comparable"]
 
@@ -92,6 +95,7 @@ class Diff(Result):
         measure: the measure that the runs are judged by; None if they cannot be compared.
         why: why they cannot be compared; None if they can.
         parts: ``part``: the parts of the time, which add up to it.
+        places: where most of a part is that changed, see :func:`~.compared.places`.
         roles: kernels by role: ``role`` (operator, or family), ``kernel`` (short), ``in_place_of``
             (the kernel before, null if it is the same), ``operator``, ``shapes``, ``family``,
             ``pairing`` (same kernel, other kernel, fused, null for new and gone), ``position``,
@@ -123,6 +127,7 @@ class Diff(Result):
     measure: Measure | None
     why: str | None
     parts: pl.DataFrame | None
+    places: Mapping[str, str]
     roles: pl.DataFrame | None
     paired_frac: float | None
     kernels: pl.DataFrame | None
@@ -193,6 +198,17 @@ class Diff(Result):
 #: Least share of the change to name a part, and how many are named.
 _WORTH_FRAC, _NAMED = 0.1, 3
 
+#: Shares of samples that differ by less are equal, beside their noise.
+_SHARE_FRAC = 0.005
+
+#: Operators for the forward pass of attention that differ by the library.
+_ATTENTION = (
+    r"^aten::_scaled_dot_product_\w*attention\w*$|^flash_attn\w*::\w*forward|FlashAttn\w*Func$"
+)
+
+#: Least number of single launches that a launch of a graph is in place of.
+_GRAPH_KERNELS = 3
+
 #: Least change of a named kernel, as a fraction of a step.
 _KERNEL_FRAC = 0.01
 
@@ -204,19 +220,18 @@ _CLOCK_FRAC = (0.03, 1.0)
 #: The same of a part if the whole did not change.
 _PART_FRAC = 0.05
 
-#: Least change of the mean to report if the median did not change.
-_MEAN_FRAC = 0.05
-
 #: Noise above this hides relevant changes.
 _NOISY_FRAC = 0.1
 
 _SUBJECTS: dict[Name, str] = {
     "step": "step time",
+    "mean": "step time",
     "device": "span of device work (first start to last end, mean over devices)",
     "thread": "span of the main threads (mean)",
     "samples": "total weight",
     "memory": "memory peak",
 }
+_STEP = {"step": "A typical step (mean of the middle half)", "mean": "The mean step"}
 #: The outcomes whose names are no start of a sentence.
 _OUTCOMES: dict[str, str] = {"not judged": "Not enough steps to tell"}
 _RECORD = (
@@ -244,7 +259,8 @@ def _of_runs(result: Diff) -> str:
         _outcome(measure, judged=not unlike),
         *([] if unlike else [reserved]),
         _explained(result, measure),
-        _mean(result, measure),
+        _means(result, measure),
+        *_calls(result, measure),
         _kernels(result, measure),
         _collectives(result),
         _functions(result),
@@ -270,7 +286,7 @@ def _total(measure: Measure) -> str:
 
 def _outcome(measure: Measure, *, judged: bool) -> str:
     """Return the values of both runs; ``judged``: with the outcome."""
-    middle = "median; " if measure.name == "step" else ""
+    middle = {"step": "median; ", "mean": "mean of all steps; "}.get(measure.name, "")
     noise = measure.noise_frac
     spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
     change = "" if measure.change_frac is None else f"{format_change(measure.change_frac)}, "
@@ -304,7 +320,7 @@ def _explained(result: Diff, measure: Measure) -> str:
     if result.parts is None or measure.unit != "ns":
         return ""
     if measure.outcome == "no change":
-        return _parts_alone(result.parts, measure)
+        return _parts_alone(result, result.parts, measure)
     whole = int(result.parts["change_ns"].sum())
     if not whole or (whole > 0) != (measure.change > 0):
         return ""
@@ -313,9 +329,11 @@ def _explained(result: Diff, measure: Measure) -> str:
     along = rows.filter((pl.col("change_ns") > 0) == (whole > 0)).head(_NAMED)
     against = rows.filter((pl.col("change_ns") > 0) != (whole > 0)).head(_NAMED)
     more, less = ("more", "less") if whole > 0 else ("less", "more")
-    named = [f"{part} {format_ns(abs(n))}" for part, n in along.select("part", "change_ns").rows()]
-    mean = " (mean of the middle half)" * (10 * abs(whole - measure.change) > abs(measure.change))
-    step = f"A typical step{mean}" if measure.name == "step" else "The run"
+    named = [
+        " ".join(filter(None, (part, format_ns(abs(n)), result.places.get(part))))
+        for part, n in along.select("part", "change_ns").rows()
+    ]
+    step = _STEP.get(measure.name, "The run")
     text = f"{step} takes {format_ns(abs(whole))} {more}{': ' * bool(named)}{listed(named)}."
     if against.height:
         others = [
@@ -326,30 +344,58 @@ def _explained(result: Diff, measure: Measure) -> str:
     return text
 
 
-def _parts_alone(parts: pl.DataFrame, measure: Measure) -> str:
+def _parts_alone(result: Diff, parts: pl.DataFrame, measure: Measure) -> str:
     """Describe parts with a significant change if the whole has none."""
     rows = parts.filter(
         pl.col("state").is_in(("slower", "faster", runs.NEW, runs.GONE)),
         pl.col("change_ns").abs() >= _PART_FRAC * measure.before,
     ).head(_NAMED)
-    named = [_changed(row, row["part"]) for row in rows.iter_rows(named=True)]
+    named = [
+        _changed(row, " ".join(filter(None, (row["part"], result.places.get(row["part"])))))
+        for row in rows.iter_rows(named=True)
+    ]
     sure = "" if measure.noise is None else "significant "
     return f"Parts with a {sure}change: {listed(named)}." if named else ""
 
 
-def _mean(result: Diff, measure: Measure) -> str:
-    """Describe a change of the mean if the median did not change."""
-    if measure.name != "step" or measure.outcome != "no change" or not _is_small(measure):
+def _means(result: Diff, measure: Measure) -> str:
+    """Describe the mean or the median if only the mean changed."""
+    if not measure.in_steps or result.steps.is_empty():
         return ""
-    kept = result.steps.filter(~pl.col("warm_up")).group_by("run").agg(pl.col("duration_ns").mean())
-    means = dict(kept.select("run", "duration_ns").iter_rows())
-    change = means["after"] / means["before"] - 1 if means["before"] else 0.0
-    if abs(change) < _MEAN_FRAC:
+    kept, time = result.steps.filter(~pl.col("warm_up")), pl.col("duration_ns")
+    each = kept.group_by("run", "number").agg(time.mean()).group_by("run")
+    values = each.agg(time.mean() if measure.name == "step" else time.median())
+    before, after = (dict(values.iter_rows())[run] for run in ("before", "after"))
+    numbers = f"({format_ns(after)}, before {format_ns(before)})"
+    if measure.name == "mean":
+        which = "after" if measure.change > 0 else "before"
+        return f"The median did not change {numbers}: one step in a few is slow in the run {which}."
+    small = measure.outcome == "no change" and _is_small(measure)
+    if not small or abs(after - before) < runs.MEAN_FRAC * before:
         return ""
-    return (
-        f"The mean of all steps changed from {format_ns(means['before'])} to "
-        f"{format_ns(means['after'])} ({format_change(change)}) because of a few slow steps."
-    )
+    return f"The mean of all steps changed {numbers} because of a few slow steps."
+
+
+def _calls(result: Diff, measure: Measure) -> Iterator[str]:
+    """Name operators for attention, and launches of graphs or kernels, in place of the others."""
+    if result.on_host is None:
+        return
+    rows = result.on_host.filter(pl.col("name").str.contains(_ATTENTION))
+    new, gone = (rows.filter(state=one)["name"].to_list() for one in (runs.NEW, runs.GONE))
+    if new and gone:
+        yield f"Attention runs as {listed(new)} in place of {listed(gone)}."
+    calls = result.on_host.filter(pl.col("kind").is_in(LAUNCH_KINDS)).fill_null(0)
+    calls = calls.filter([call_class(name) == LAUNCH for name in calls["name"]])
+    is_graph, n = pl.col("name").str.contains(GRAPH_LAUNCH), pl.col("before_n", "after_n")
+    graphs, single = (calls.filter(of).select(n.sum()).row(0) for of in (is_graph, ~is_graph))
+    lost, fewer = graphs[0] > graphs[1], abs(graphs[0] - graphs[1])
+    more = single[1] - single[0] if lost else single[0] - single[1]
+    if fewer > min(graphs) and more >= _GRAPH_KERNELS * fewer:
+        of, state = " per step" * measure.in_steps, "lost" if lost else "new"
+        yield (
+            f"CUDA graphs are {state}: {graphs[1]:.4g} graph and {single[1]:.4g} single launches"
+            f"{of}, before {graphs[0]:.4g} and {single[0]:.4g}."
+        )
 
 
 def _kernels(result: Diff, measure: Measure) -> str:
@@ -359,13 +405,15 @@ def _kernels(result: Diff, measure: Measure) -> str:
         return ""
     if text := _all_kernels(result):
         return text
+    if result.collectives is not None:  # their time includes waits, see _collectives
+        frame = frame.filter(pl.col("family") != COMMUNICATION)
     rows = frame.filter(
         ~pl.col("state").is_in((runs.SAME, runs.UNSURE)),
         pl.col("change_ns").abs() >= _KERNEL_FRAC * measure.before,
     ).head(_NAMED - 1)
     if rows.is_empty():
         return ""
-    step = " per step" if measure.name == "step" else ""
+    step = " per step" * measure.in_steps
     named = []
     for row in rows.iter_rows(named=True):
         by = _by(row)
@@ -380,7 +428,7 @@ def _all_kernels(result: Diff) -> str:
     unlike = (*UNLIKE, SOME_SHAPES)
     if result.roles is None or any(text.startswith(unlike) for text in result.reservations):
         return ""
-    each = result.roles.filter(pl.col("family") != "communication").with_columns(
+    each = result.roles.filter(pl.col("family") != COMMUNICATION).with_columns(
         ratio=pl.col("after_ns") / pl.col("before_ns")
     )
     before, after = int(each["before_ns"].sum()), int(each["after_ns"].sum())
@@ -432,7 +480,7 @@ def _changed(row: dict[str, Any], name: str) -> str:
 
 def _collectives(result: Diff) -> str:
     """Describe the kind of collective that changed most."""
-    if result.collectives is None:
+    if result.collectives is None or PART_NAMES["exposed_communication_ns"] in result.places:
         return ""
     rows = result.collectives.filter(
         pl.col("state").is_in(("slower", "faster")), pl.col("change_frac").abs() >= _WORTH_FRAC
@@ -451,15 +499,35 @@ def _collectives(result: Diff) -> str:
 def _functions(result: Diff) -> str:
     if result.functions is None:
         return ""
-    rows = result.functions.filter(~pl.col("state").is_in((runs.SAME, runs.UNSURE))).head(_NAMED)
-    named = [
-        f"{row['name'] or '(no name)'} from {format_frac(row['before_frac'] or 0)} to "
-        f"{format_frac(row['after_frac'] or 0)}"
-        for row in rows.iter_rows(named=True)
-    ]
-    if not named:
+    rows = result.functions.filter(~pl.col("state").is_in((runs.SAME, runs.UNSURE)))
+    if rows.is_empty():
         return "No function's share of samples changed significantly."
-    return f"Largest changes of functions' self shares: {'; '.join(named)}."
+    only = _only_change(result.functions)
+    named = [
+        f"{row['name'] or '(no name)'}{_called_by(result.functions, row)} from "
+        f"{format_frac(row['before_frac'] or 0)} to {format_frac(row['after_frac'] or 0)}"
+        for row in rows.head(1 if only else _NAMED).iter_rows(named=True)
+    ]
+    rest = "; the others change in proportion" if only and rows.height > 1 else ""
+    return f"Largest changes of functions' self shares: {'; '.join(named)}{rest}."
+
+
+def _only_change(functions: pl.DataFrame) -> bool:
+    """Whether the other shares make room for the first one, in proportion within their noise."""
+    before, after = (pl.col(f"{side}_frac").fill_null(0) for side in ("before", "after"))
+    first = functions.select(before, after).row(0)
+    factor = (1 - first[1]) / max(1 - first[0], 1e-9)
+    apart = (after - factor * before).abs() > pl.col("noise_frac").fill_null(0) + _SHARE_FRAC
+    return not functions[1:].select(apart.any()).item()
+
+
+def _called_by(functions: pl.DataFrame, row: Mapping[str, Any]) -> str:
+    """Return your own function whose total share changed like the self share of a function."""
+    change = pl.col("after_total_frac") - pl.col("before_total_frac") - row["change_frac"]
+    alike = change.abs() <= _SHARE_FRAC + 0.1 * abs(row["change_frac"])
+    is_caller = pl.col("change_frac").abs() < abs(row["change_frac"]) / 2
+    callers = functions.filter("is_own_code", alike, is_caller).select("name", "place").rows()
+    return " in {} ({})".format(*callers[0]) if len(callers) == 1 else ""
 
 
 def _peak(result: Diff, measure: Measure) -> str:
@@ -495,9 +563,10 @@ def _notes(result: Diff) -> Iterator[str]:
             f"{format_frac(result.paired_frac or 0)} of the device time is in kernels with the "
             "same role in both runs; the others are new or gone."
         )
-    if measure.name == "step" and result.parts is not None:
+    if measure.in_steps and result.parts is not None:
+        some = "typical steps (the middle half by time)" if measure.name == "step" else "all steps"
         yield (
-            "Sums per step are means over typical steps (the middle half by time), so parts add "
+            f"Sums per step are means over {some}, so parts add "
             "up. Kernels and operators count for the step in which they start."
         )
     yield from result.remarks
@@ -544,7 +613,7 @@ def _repeats_table(repeats: pl.DataFrame) -> Table:
 
 
 def _comparisons(result: Diff) -> Iterator[Table]:
-    step = "per step" if result.measure is not None and result.measure.name == "step" else "total"
+    step = "per step" if result.measure is not None and result.measure.in_steps else "total"
     named: tuple[tuple[str, str, pl.DataFrame | None, dict[str, str], bool], ...] = (
         ("parts", f"Time breakdown, {step}", result.parts, {"part": "part"}, False),
         ("families", f"Device work by family, {step}", result.families,

@@ -14,7 +14,7 @@ on its stream: the same kernel at two positions of a layer is two places.
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -267,6 +267,9 @@ def first_shapes(text: str) -> str:
 def pair(before: Units, after: Units) -> Pairing:
     """Pair the places of two runs."""
     sides = (_side(before), _side(after))
+    unlike = any(sides[0].operator) != any(sides[1].operator)
+    if unlike:  # only names are known in both
+        sides = (_without_operators(sides[0]), _without_operators(sides[1]))
     is_same = _is_same_program(*sides)
     pairs = [(at, at) for at in range(len(sides[0].unit))] if is_same else _aligned(*sides)
     roles = _Roles(sides, pairs)
@@ -274,7 +277,15 @@ def pair(before: Units, after: Units) -> Pairing:
         _join_rest(roles)
         _join_fused(roles)
         _join_alike(roles)
+    if unlike:
+        _join_named(roles)
     return roles.pairing(is_same=is_same)
+
+
+def _without_operators(side: _Side) -> _Side:
+    """Return a side as one in which no operators were recorded."""
+    unknown: list[str | None] = [None] * len(side.unit)
+    return replace(side, operator=unknown, shapes=unknown)
 
 
 def _side(units: Units) -> _Side:
@@ -558,6 +569,14 @@ def _join_alike(roles: _Roles) -> None:
             like = known.get(side.unit[at], other)
             if like is not None:
                 roles.join(first + at, first + like)
+
+
+def _join_named(roles: _Roles) -> None:
+    """Join all places of both runs whose kernels have the same names."""
+    first = dict[str, int]()
+    for at in range(len(roles.parent)):
+        side, number = roles.of(at)
+        roles.join(first.setdefault(side.plain[number], at), at)
 
 
 def _join_fused(roles: _Roles) -> None:

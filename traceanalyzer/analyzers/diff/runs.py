@@ -28,6 +28,8 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.errors import MissingData
 from traceanalyzer.trace import Meta
 
+Floats = npt.NDArray[np.float64]
+
 #: Metadata keys of versions.
 _SOFTWARE = {
     "cuda_driver_version": "CUDA driver",
@@ -205,15 +207,18 @@ def _with_sources(parts: Sequence[Part], table: str) -> pl.DataFrame | None:
 
 
 Outcome = Literal["regression", "improvement", "no change", "not judged", "cannot be compared"]
-Name = Literal["step", "device", "thread", "samples", "memory"]
+Name = Literal["step", "mean", "device", "thread", "samples", "memory"]
 
 #: Families of device work whose count does not scale with the work.
 _NO_WORK = rf"^mem(?:cpy|set)|^{COMMUNICATION}$"
 
 _OPERATORS = ("operators", "host_ns")
 
-#: Measures; the first that both runs have is used.
+#: Measures; the first that both runs have is used, the mean only if the median did not change.
 NAMES: tuple[Name, ...] = ("step", "device", "thread", "samples", "memory")
+
+#: Least change of the mean step if the median did not change, and least number of slow steps.
+MEAN_FRAC, _SLOW = 0.05, 3
 
 
 @dataclass(frozen=True)
@@ -234,9 +239,11 @@ class Measure:
     """A measure of both runs.
 
     Attributes:
-        name: ``step``, the median time of a step; ``device``, first start to last end of a device's
-            work and of the marked steps, mean over devices; ``thread``, the same of training
-            threads; ``samples``, the weight of all sampled stacks; ``memory``, the highest peak.
+        name: ``step``, the median time of a step; ``mean``, its mean: the median did not change,
+            but one step in a few is slow in one run; ``device``, first start to last end of a
+            device's work and of the marked steps, mean over devices; ``thread``, the same of
+            training threads; ``samples``, the weight of all sampled stacks; ``memory``, the
+            highest peak.
         unit: ``ns``, ``bytes``, ``samples`` or empty.
         before: its value before.
         after: its value after.
@@ -270,6 +277,11 @@ class Measure:
         return None if self.noise is None or not self.before else self.noise / self.before
 
     @property
+    def in_steps(self) -> bool:
+        """Whether steps are compared, not whole recordings."""
+        return self.name in ("step", "mean")
+
+    @property
     def outcome(self) -> Outcome:
         """The outcome: a significant change is a regression or an improvement.
 
@@ -280,13 +292,18 @@ class Measure:
             return "not judged"
         if not is_change(self.before, self.after, self.noise, self.least):
             return "no change"
-        if self.name == "step" and self.noise is None:
+        if self.in_steps and self.noise is None:
             return "not judged"
         return "regression" if self.change > 0 else "improvement"
 
 
-def measured(before: Run, after: Run, least: float) -> Measure | None:
-    """Return the first measure that both runs have; None if there is none."""
+def measured(
+    before: Run, after: Run, least: float, *, by_mean: bool | None = None
+) -> Measure | None:
+    """Return the first measure that both runs have; None if there is none.
+
+    ``by_mean``: whether steps are judged by their mean; None: if only the mean changed.
+    """
     for name in NAMES:
         unit, base, other = _unit(name, before, after), _value(name, before), _value(name, after)
         if unit is None or base is None or other is None:
@@ -294,8 +311,44 @@ def measured(before: Run, after: Run, least: float) -> Measure | None:
         known = base.error is not None and other.error is not None
         noise = noise_of(base.error, other.error) if known else None
         work = work_ratio(before, after, least) if name in ("device", "thread") else 1.0
-        return Measure(name, unit, base.value, other.value / work, noise, least, work)
+        measure = Measure(name, unit, base.value, other.value / work, noise, least, work)
+        if name == "step" and by_mean is not False:
+            mean = _mean(before, after, measure)
+            slower = (before, after)[mean.change > 0]
+            changed = measure.outcome == "no change" and mean.outcome != "no change"
+            return mean if by_mean or (changed and _is_regular(_times(slower))) else measure
+        return measure
     return None
+
+
+def _mean(before: Run, after: Run, median: Measure) -> Measure:
+    """Return the measure of the mean step, in which one slow step in a few counts."""
+    sides = [_times(run) for run in (before, after)]
+    means = [float(side.mean()) for side in sides]
+    ones = [
+        0.0 if side.size < 2 or _is_regular(side) else np.abs(side - mean).max() / (side.size - 1)
+        for side, mean in zip(sides, means, strict=True)
+    ]
+    one = ERRORS * float(np.hypot(ones[0], ones[1]))
+    noise = None if median.noise is None else float(np.hypot(median.noise, one))
+    least = max(median.least, MEAN_FRAC)
+    return replace(median, name="mean", before=means[0], after=means[1], noise=noise, least=least)
+
+
+def _times(run: Run) -> Floats:
+    """Return the mean time of each counted step over its ranks, in order."""
+    each = run.counted.group_by("number").agg(pl.col("duration_ns").mean()).sort("number")
+    return each["duration_ns"].to_numpy()
+
+
+def _is_regular(times: Floats) -> bool:
+    """Whether one step in a few is slow, from the first to the last one."""
+    over = times - np.median(times)
+    slow = np.flatnonzero(2 * over > over.max())
+    gaps = np.diff(slow)
+    if slow.size < _SLOW or (gaps != gaps[0]).any():
+        return False
+    return bool(slow[0] < gaps[0] and slow[-1] >= times.size - gaps[0])
 
 
 def with_same_steps(before: Run, after: Run, least: float) -> tuple[Run, Run]:
@@ -417,8 +470,6 @@ def _samples(run: Run) -> Value | None:
 
 
 # --- noise -----------------------------------------------------------------------------------
-
-Floats = npt.NDArray[np.float64]
 
 #: Noise in standard errors of the difference.
 ERRORS = 3

@@ -6,14 +6,14 @@ became slower.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
 import numpy as np
 import polars as pl
 
-from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.base import R, Reading
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options, compute, runs
@@ -45,9 +45,9 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
     """
     if not before or not after:
         raise OptionError("diff_runs needs at least one run of each version")
-    of_before = [compute.combine(after[0], options, run) for run in before]
-    of_after = [compute.combine(run, options, before[0]) for run in after]
-    every = [*of_before, *of_after]
+    pairs = [*((after[0], run) for run in before), *((run, before[0]) for run in after)]
+    every = _by_one_measure(pairs, options)
+    of_before, of_after = every[: len(before)], every[len(before) :]
     impossible = next((one for one in every if one.measure is None), None)
     if impossible is not None:
         return impossible
@@ -58,7 +58,8 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
     )
     middle = [sorted(range(len(side)), key=side.__getitem__)[(len(side) - 1) // 2]
               for side in values]  # fmt: skip
-    result = compute.combine(after[middle[1]], options, before[middle[0]])
+    by_mean = measures[0].name == "mean"
+    result = compute.combine(after[middle[1]], options, before[middle[0]], by_mean=by_mean)
     if result.measure is None or len({(one.name, one.unit) for one in measures}) > 1:
         why = "the runs of one version have different data; compare two runs"
         return replace(result, measure=None, why=why)
@@ -72,6 +73,14 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
         remarks=(*reserved, *others, _remark(values, repeats, middle)),
         repeats=repeats,
     )
+
+
+def _by_one_measure(pairs: Sequence[tuple[Parts, Parts]], options: Options) -> list[Diff]:
+    """Compare each run (after) with another (before): all by the mean step if any is by it."""
+    each = [compute.combine(run, options, base) for run, base in pairs]
+    if not any(one.measure and one.measure.name == "mean" for one in each):
+        return each
+    return [compute.combine(run, options, base, by_mean=True) for run, base in pairs]
 
 
 def _with_noise(measure: Measure, values: tuple[list[float], list[float]]) -> Measure:
@@ -188,7 +197,7 @@ def in_order(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
     """
     if len(every) < 2:
         raise OptionError("diff_series needs at least two runs")
-    each = [compute.combine(after, options, every[0]) for after in every[1:]]
+    each = _by_one_measure([(after, every[0]) for after in every[1:]], options)
     rows: list[tuple[object, ...]] = []
     roles: list[pl.DataFrame] = []
     for number, one in enumerate(each, 2):
@@ -306,15 +315,8 @@ def diff_runs(
         MissingData: a run has no data to compare.
         OptionError: an option is invalid, or a side has no run.
     """
-    window = (reading.get("since_ns"), reading.get("until_ns"))
-    options = Options(step_name, comm_patterns, min_change, None, window)
-    sides = [[collect(DIFF, run, options, **reading) for run in side] for side in (before, after)]
-    opened = [run for side in sides for run, _ in side]
-    with guarded({path: one for run in opened for path, one in run.summaries.items()}):
-        parts = [[of_run for _, of_run in side] for side in sides]
-        result = median_runs(parts[0], parts[1], options)
-        result.view()
-    return with_notes(result, dict.fromkeys(note for run in opened for note in notes_on(run.state)))
+    options = Options(step_name, comm_patterns, min_change)
+    return _answered(median_runs, (before, after), options, reading)
 
 
 def diff_series(
@@ -339,10 +341,17 @@ def diff_series(
         MissingData: a run cannot be compared with the one before it.
         OptionError: an option is invalid, or there are fewer than two runs.
     """
-    window = (reading.get("since_ns"), reading.get("until_ns"))
-    options = Options(step_name, comm_patterns, min_change, None, window)
-    every = [collect(DIFF, run, options, **reading) for run in runs]
-    opened = [run for run, _ in every]
+    return _answered(in_order, (runs,), Options(step_name, comm_patterns, min_change), reading)
+
+
+def _answered(
+    answer: Callable[..., R], sides: Sequence[Sequence[Inputs]], options: Options, reading: Reading
+) -> R:
+    """Measure the runs of each side, compare them and add the notes on reading."""
+    options = replace(options, window=(reading.get("since_ns"), reading.get("until_ns")))
+    measured = [[collect(DIFF, run, options, **reading) for run in side] for side in sides]
+    opened = [run for side in measured for run, _ in side]
     with guarded({path: one for run in opened for path, one in run.summaries.items()}):
-        result = in_order([parts for _, parts in every], options)
+        result = answer(*([parts for _, parts in side] for side in measured), options)
+        result.view()
     return with_notes(result, dict.fromkeys(note for run in opened for note in notes_on(run.state)))
