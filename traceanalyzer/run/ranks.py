@@ -80,7 +80,10 @@ def _of_text(trace: Trace) -> list[Trace]:
 
 def _ranks(events: pl.DataFrame) -> list[int | None]:
     """Return the ranks of events, including None if its processes use a device."""
-    ranks: list[int | None] = events["rank"].unique().sort().to_list()
+    column = events["rank"]
+    if column.null_count() == 0 and column.min() == column.max():  # nearly always
+        return column[:1].to_list()
+    ranks: list[int | None] = column.unique().sort().to_list()
     if len(ranks) > 1 and ranks[0] is None:
         working = pl.col("rank").is_null() & of_kinds(DEVICE_WORK)
         if not events.select(working.any()).item():
@@ -134,7 +137,7 @@ class Repeats:
         if copied != path:
             return trace, f"it is a copy of {copied}"
         file = _File(recording(trace), _spans(trace))
-        ranks = file.spans["rank"].unique().to_list()
+        ranks = sorted(set(file.spans["rank"]))
         others = {p: one for rank in ranks for p, one in self._of_rank.get(rank, {}).items()}
         for other_path, other in others.items():
             if other_path == path or not _may_overlap(file.recording, other.recording):
@@ -202,10 +205,9 @@ def _spans(trace: Trace) -> pl.DataFrame:
     rows = events.filter(
         pl.col("rank").is_not_null(), pl.col("dur") >= 0, is_work | pl.col("device").is_null()
     )
-    spans = rows.group_by("rank", "device").agg(
+    return rows.group_by("rank", "device").agg(
         start=pl.col("ts").min() + shift, end=(pl.col("ts") + pl.col("dur")).max() + shift
     )
-    return spans.sort("rank", "device").cast(pl.Schema(_SPAN))
 
 
 def _may_overlap(one: Recording, other: Recording) -> bool:

@@ -319,8 +319,10 @@ def without_torch(trace: Trace, starts: Set[Start]) -> Trace:
 
 def _first_of_torch(trace: Trace) -> list[Start]:
     """Return time, duration and name of the first event that is not Composer's, if any."""
-    first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
-    return trace.events[["ts", "dur", "name"]][first].rows()
+    events, first = trace.events[:, ["ts", "dur", "name"]], pl.Series([0])
+    if events.is_empty() or trace.events["kind"][0] == "other":
+        first = trace.events.select((~_OF_COMPOSER).arg_true().head(1)).to_series()
+    return events[first].rows()
 
 
 #: Events written by Composer itself.

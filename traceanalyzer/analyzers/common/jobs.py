@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -105,10 +106,18 @@ def _recording(trace: Trace) -> Recording:
 
 
 def _kernels(trace: Trace) -> frozenset[int]:
-    kernels = trace.events[["kind", "name"]].filter(pl.col("kind") == "kernel")
-    names = kernels["name"].unique().cast(pl.String)
-    names = names.filter(~names.str.contains("(?i)nccl|rccl")).str.extract("^(?:void )?([^<(]+)", 1)
-    return frozenset(crc32(name.encode()) for name in names.drop_nulls())
+    names = trace.events[:, ["kind", "name"]].filter(pl.col("kind") == "kernel")["name"].unique()
+    sums = map(_checksum, names.cast(pl.String))
+    return frozenset(one for one in sums if one is not None)
+
+
+@lru_cache(1 << 16)
+def _checksum(kernel: str | None) -> int | None:
+    """Return the checksum of a kernel's name without arguments; None for communication."""
+    function = re.match(r"(?:void )?([^<(]+)", kernel or "")
+    if function is None or re.search("nccl|rccl", kernel or "", re.IGNORECASE):
+        return None
+    return crc32(function[1].encode())
 
 
 def several_jobs(recordings: Iterable[Recording]) -> str:

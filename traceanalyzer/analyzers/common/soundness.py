@@ -187,18 +187,21 @@ def _too_long(trace: Trace, work: pl.DataFrame) -> _Bools:
     """Return which records last longer than all else that was recorded."""
     length = work["dur"].to_numpy()
     candidates = length > _LONG_NS
-    if candidates.any():
-        candidates &= _longer(work, candidates, _BEYOND)
-    if not candidates.any():
-        return candidates
-    rest = np.ones(trace.events.height, np.bool_)
-    rest[work["event"].to_numpy()[candidates]] = False
-    end = (pl.col("ts") + pl.col("dur").fill_null(0)).max()
-    others = (
-        trace.events[["ts", "dur"]].filter(pl.Series(rest)).select(span=end - pl.col("ts").min())
-    )
-    too_long: _Bools = candidates & (length > others["span"].fill_null(0).item())
+    if not candidates.any() or length.max() <= _others_ns(trace, work, candidates):
+        return np.zeros(length.size, np.bool_)
+    candidates &= _longer(work, candidates, _BEYOND)
+    too_long: _Bools = candidates & (length > _others_ns(trace, work, candidates))
     return too_long
+
+
+def _others_ns(trace: Trace, work: pl.DataFrame, left_out: _Bools) -> int:
+    """Return the time from the first to the last of all events but some records of work."""
+    rest = np.ones(trace.events.height, np.bool_)
+    rest[work["event"].to_numpy()[left_out]] = False
+    if trace.events["ts"].null_count():
+        rest &= trace.events["ts"].is_not_null().to_numpy()
+    start, length = (intervals.integers(trace.events[name])[rest] for name in ("ts", "dur"))
+    return int((start + length).max() - start.min()) if start.size else 0
 
 
 def _overlapping(work: pl.DataFrame) -> _Bools:
@@ -253,6 +256,8 @@ _SAMPLE = 4096
 
 def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
     """Return the trace with the times of each early device moved behind the launch calls."""
+    if work.height <= _SAMPLE and not _any_early(trace, work):
+        return trace
     ended = (pl.col("ts") + pl.col("dur")).cum_max().shift(1).over("device")
     work = work.with_columns(queued=(pl.col("ts") - ended < _OVERLAP_NS).fill_null(value=False))
     if work.height > _SAMPLE:
@@ -269,6 +274,21 @@ def _on_host_clock(trace: Trace, work: pl.DataFrame) -> Trace:
         noted = _noted(trace, ("notice", words.DEVICE_CLOCK, early, text))
         trace = _moved(noted, rank, device, shift_ns)
     return trace
+
+
+def _any_early(trace: Trace, work: pl.DataFrame) -> bool:
+    """Whether work may start before its launch call: of those with its id, the last one counts."""
+    calls = trace.events[:, ["kind", "correlation", "ts"]].filter(of_kinds(words.LAUNCH_KINDS))
+    known, of_work = (
+        intervals.integers(calls["correlation"]),
+        intervals.integers(work["correlation"]),
+    )
+    order = np.argsort(known, kind="stable")  # calls are in order of start
+    place = np.searchsorted(known[order], of_work, side="right") - 1
+    linked = np.flatnonzero((place >= 0) & (of_work > 0))
+    last = order[place[linked]]
+    early = work["ts"].to_numpy()[linked] < calls["ts"].to_numpy()[last]
+    return bool((early & (known[last] == of_work[linked])).any())
 
 
 def _clocks(trace: Trace, work: pl.DataFrame) -> Iterator[tuple[int | None, int, int, int, int]]:

@@ -235,8 +235,11 @@ class Assembler:
             self.of.issues.note("negative-duration", -1, negative)
 
     def _events(self) -> pl.DataFrame:
-        parts = [self.kept(pl.DataFrame(columns)) for columns in self._event_columns()]
-        return pl.concat(parts, how="horizontal")
+        if not self.of.in_files:
+            parts = self._event_columns()
+            return pl.DataFrame({name: one for part in parts for name, one in part.items()})
+        kept = [self.kept(pl.DataFrame(columns)) for columns in self._event_columns()]
+        return pl.concat(kept, how="horizontal")
 
     def _event_columns(self) -> Iterator[dict[str, pl.Series]]:
         """Yield the columns of ``events``, a few at a time."""
@@ -244,7 +247,7 @@ class Assembler:
         on_device = np.isin(self.kind, _DEVICE_CODES)
         yield {"ts": pl.Series(self.ts), "dur": nullable(self.dur, pl.Int64)}
         yield {
-            "kind": _KINDS.gather(self.kind),
+            "kind": _KINDS[self.kind],
             "category": cols.text_series(self.category, self.texts),
             "name": cols.text_series(self.name, self.texts),
         }
@@ -279,7 +282,7 @@ class Assembler:
         self.correlation = self.correlation[:0]
         external = self._complete_column("external_id")
         linked = np.isin(self.kind, _LINKED_CODES)
-        if not linked.any() or correlation.filter(linked).is_not_null().any():
+        if not linked.any() or correlation.filter(linked).null_count() < linked.sum():
             return {"correlation": correlation, "external_id": external}
         of_calls = external.filter(np.isin(self.kind, _CALL_CODES)).drop_nulls()
         of_work = external.filter(np.isin(self.kind, _WORK_CODES)).drop_nulls()
@@ -407,10 +410,13 @@ class Assembler:
             else:
                 series = nullable(np.array(values, dtype=np.int64), column.dtype)
             columns.append(series.alias(column.name))
-        return pl.DataFrame(columns).sort("event")
+        table = pl.DataFrame(columns)
+        return table if (event[1:] >= event[:-1]).all() else table.sort("event")
 
     def _memory_totals(self) -> pl.DataFrame:
         slices = self.of.slices
+        if not len(self.memory_rows):
+            return schema.empty("memory_totals")
         columns = {
             "event": pl.Series(self.memory_rows).cast(pl.UInt32),
             "device_type": nullable(self.device_type, pl.Int32),
@@ -513,11 +519,15 @@ def _lane_table(
             lane.get("sort_index"),
             lane.get("textual", False),
         )
-        for (pid, tid), lane in lanes.items()
+        for (pid, tid), lane in sorted(lanes.items(), key=_lane_order)
     ]
-    return pl.DataFrame(rows, schema=schema.types("lanes"), orient="row").sort(
-        "pid", "tid", nulls_last=False, maintain_order=True
-    )
+    return pl.DataFrame(rows, schema=schema.types("lanes"), orient="row")
+
+
+def _lane_order(lane: tuple[tuple[int, int | None], Any]) -> tuple[int, bool, int]:
+    """Return the key that sorts lanes by process and thread, each process before its threads."""
+    (pid, tid), _ = lane
+    return pid, tid is not None, tid or 0
 
 
 def _add_textual(lanes: Lanes, collected: Collected, pids: Ints, tids: Ints) -> None:

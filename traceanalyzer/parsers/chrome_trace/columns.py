@@ -249,7 +249,7 @@ def textual_id(label: str) -> int:
 
 def text_series(codes: Codes32, texts: pl.Series) -> pl.Series:
     """Return a Categorical series from text codes; ``texts`` is the Categorical of all texts."""
-    return texts.gather(_without(codes, NO_TEXT))
+    return texts[_without(codes, NO_TEXT)]
 
 
 def nullable(column: npt.NDArray[Any], dtype: Any, null: int = NULL) -> pl.Series:
