@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st
+from polars.testing import assert_frame_equal
 
+import traceanalyzer as ta
 from benchmarks.many_ranks import parts
+from traceanalyzer.analyzers.comm_outliers import collectives
 from traceanalyzer.analyzers.comm_outliers.chains import concentration, persistence, positions
 from traceanalyzer.analyzers.comm_outliers.compute import COMM_OUTLIERS
 
@@ -109,3 +115,42 @@ def test_shares_are_sums_over_ranks(data):
         assert row["imposed_ns"] == values.sum()
         assert row["ranks"] == len(values)
         assert row["ranks_frac"] == pytest.approx(len(values) / n)
+
+
+def _ranks(folder: str) -> list[ta.Trace]:
+    files = sorted((Path(__file__).parents[2] / "fixtures" / folder).glob("*rank*.json*"))
+    return [ta.read(path) for path in files[:4]]
+
+
+def _negative_id(trace: ta.Trace) -> ta.Trace:
+    return replace(trace, events=trace.events.with_columns(external_id=-pl.col("external_id")))
+
+
+def _to_peer(trace: ta.Trace) -> ta.Trace:
+    return replace(trace, collectives=trace.collectives.with_columns(peer=pl.lit(1, pl.Int32)))
+
+
+def _on_host(trace: ta.Trace) -> ta.Trace:
+    return trace.select(pl.col("kind") != "kernel")
+
+
+@pytest.mark.parametrize(
+    ("folder", "change", "is_prepared"),
+    [
+        ("nccl_8ranks", None, True),
+        ("ddp_gloo_4ranks", None, True),
+        ("nccl_8ranks", _negative_id, False),
+        ("nccl_8ranks", _to_peer, False),
+        ("nccl_8ranks", _on_host, False),
+    ],
+)
+def test_tables_of_several_small_traces_at_once_are_those_of_each(folder, change, is_prepared):
+    compute = (collectives.device_work, collectives.communication, collectives.closed)
+    traces, alone = (_ranks(folder) for _ in range(2))
+    if change:
+        traces[1], alone[1] = (change(several[1]) for several in (traces, alone))
+    collectives.prepare(traces, COMM_OUTLIERS.options())
+    assert [len(trace._computed) for trace in traces] == [3 * is_prepared] * 4
+    for one, other in zip(traces, alone, strict=True):
+        for table in compute:
+            assert_frame_equal(table(one), table(other))

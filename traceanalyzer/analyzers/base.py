@@ -259,6 +259,7 @@ class Analyzer(Generic[O, P, R]):
         combine: combine the parts of all ranks, in any order, to the result; with ``base``, the
             third argument is the parts of the run to compare with.
         take: extract the data for ``measure`` from a trace, so that the trace can be freed.
+        prepare: compute what ``measure`` finds cached, for several small traces at once.
         more: return the data of a second read of a file if its parts require one.
         refine: complete the result with more data from the inputs.
         base: option with the inputs of the run to compare with.
@@ -280,6 +281,7 @@ class Analyzer(Generic[O, P, R]):
     measure: Callable[[Any, O], P]
     combine: Callable[[Sequence[P], O], R]
     take: Callable[[Trace, O], Any] | None = None
+    prepare: Callable[[Sequence[Trace], O], None] | None = None
     more: Callable[[Sequence[P], O], Needs | None] | None = None
     refine: Callable[[R, O, Reader], R] | None = None
     base: str | None = None

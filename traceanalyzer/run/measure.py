@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import polars as pl
 from traceanalyzer.errors import InputError, UnreadableFile
 from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.run.find import is_summary
-from traceanalyzer.run.pieces import OpenedInputs, State, bytes_of
+from traceanalyzer.run.pieces import Opened, OpenedInputs, State, bytes_of
 from traceanalyzer.run.questions import Questions
 from traceanalyzer.run.read import ranks_apart, report_read
 from traceanalyzer.trace import Meta, Trace
@@ -24,9 +24,10 @@ from traceanalyzer.trace import Meta, Trace
 if TYPE_CHECKING:
     from traceanalyzer.run.workers import Ended
 
-#: Files of up to this size are tasks of several files, to have fewer messages.
+#: Files of up to this size are tasks of several files: fewer messages, and tables computed at once.
+#: At most so many files; fewer if there are not so many tasks, so that all cores are used.
 _SMALL_BYTES = 1 << 17
-_TOGETHER = 4
+_FEWEST, _MOST, _TASKS = 4, 16, 16
 #: Estimated time of a short analysis of a file and of its bytes, and to start the workers.
 _FILE_SECONDS, _BYTE_SECONDS, _START_SECONDS = 0.03, 4e-9, 0.6
 #: Estimated memory to analyze a file: of the program, and for each of its bytes; if processes share
@@ -163,7 +164,7 @@ def _chunks(items: Sequence[Trace | str], shares: Mapping[str, Sequence[_Ranks]]
     chunks: list[_Chunk] = []
     for size, run_of in groupby(items, key=_size_class):
         run = list(run_of)
-        length = _TOGETHER if size == "small" else 1
+        length = min(max(len(run) // _TASKS, _FEWEST), _MOST) if size == "small" else 1
         for at in range(0, len(run), length):
             some = run[at : at + length]
             of_file = shares.get(some[0]) if isinstance(some[0], str) else None
@@ -220,7 +221,13 @@ def _measured_apart(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questi
     issues: _Issues = []
     how = opened.how
     opened.how = replace(how, on_trace=lambda trace: issues.append((trace.sources, trace.issues)))
-    for one in opened:
+    several: Iterable[Opened] = list(opened)
+    if opened.state.is_complete:
+        questions.prepare(several)
+    else:  # again one by one: what is skipped is listed in order
+        opened.state, several = State(), opened
+        issues.clear()
+    for one in several:
         questions.measure(opened, one)
     opened.how = how
     return opened.state, questions, issues

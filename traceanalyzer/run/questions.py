@@ -236,6 +236,13 @@ class Questions:
         (question,) = self.asked.values()
         return question
 
+    def prepare(self, several: Iterable[Opened]) -> None:
+        """Compute at once for several small inputs what measuring each of them finds cached."""
+        traces = [one.first for one in several if one.first]
+        for question in self.asked.values():
+            if question.analyzer.prepare and len(traces) > 1:
+                question.analyzer.prepare(traces, question.options)
+
     def measure(self, opened: OpenedInputs, one: Opened) -> None:
         """Measure one input."""
         if one.first and (error := self._not_for(one.first.meta, opened)):

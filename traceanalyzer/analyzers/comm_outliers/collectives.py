@@ -6,7 +6,7 @@ kernel's correlation id inside the host event. ``gpu_user_annotation`` rows are 
 never work.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,12 +14,13 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer import vocabulary
-from traceanalyzer.analyzers.comm_outliers import pipelines
+from traceanalyzer.analyzers.comm_outliers import Options, pipelines
 from traceanalyzer.analyzers.common import names
 from traceanalyzer.analyzers.common.device_work import extent
 from traceanalyzer.analyzers.common.jobs import Recording
 from traceanalyzer.frames import intervals, linking
-from traceanalyzer.trace import Trace, of_kinds
+from traceanalyzer.frames.intervals import Ints
+from traceanalyzer.trace import Trace, compute_together, of_kinds
 
 _DESCRIPTION = (
     *("dtype", "elements_in", "elements_out"),
@@ -134,6 +135,43 @@ def communication(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     """
     key = ("communication events", tuple(patterns))
     return trace.once(key, lambda: _communication(trace, patterns))
+
+
+def closed(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
+    """Return :func:`communication` with an end, with :func:`with_overlapping_work`."""
+    key = ("closed communication", tuple(patterns))
+    return trace.once(key, lambda: _closed(trace, patterns))
+
+
+def _closed(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
+    rows = communication(trace, patterns).filter(pl.col("dur") >= 0)
+    rows = rows.with_columns(start="ts", end=pl.col("ts") + pl.col("dur"))
+    work = device_work(trace)
+    return with_overlapping_work(rows, work, compute_kernels(work, rows))
+
+
+def prepare(traces: Sequence[Trace], options: Options) -> None:
+    """Compute the tables above of several small traces at once, to find them cached.
+
+    Not if there are sends and receives, whose groups depend on the rank.
+    """
+    patterns = options.comm_patterns
+
+    def compute(whole: Trace, of_event: Ints) -> dict[Hashable, pl.DataFrame]:
+        alone = pl.col("peer").is_not_null() | pl.col("collective").is_in(("send", "recv"))
+        if whole.collectives.filter(alone).height:
+            return {}
+        rows = communication(whole, patterns)
+        on_device = rows.filter(of_kinds(vocabulary.DEVICE_WORK))["event"].to_numpy()
+        if len({*of_event[on_device]}) not in {0, len(traces)}:  # elsewhere that of the host counts
+            return {}
+        return {
+            "all device work": device_work(whole),
+            ("communication events", tuple(patterns)): rows,
+            ("closed communication", tuple(patterns)): closed(whole, patterns),
+        }
+
+    compute_together(traces, compute)
 
 
 def _communication(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:

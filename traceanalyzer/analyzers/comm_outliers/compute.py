@@ -80,9 +80,7 @@ def measure(trace: Trace, options: Options) -> Part:
 def _measure(trace: Trace, options: Options) -> Part:
     work = collectives.device_work(trace)
     rows = collectives.communication(trace, options.comm_patterns)
-    closed = rows.filter(pl.col("dur") >= 0).with_columns(
-        start="ts", end=pl.col("ts") + pl.col("dur")
-    )
+    closed = collectives.closed(trace, options.comm_patterns)
     compute = collectives.compute_kernels(work, closed)
     meta = trace.meta
     shift = meta.epoch_ns or 0
@@ -90,7 +88,7 @@ def _measure(trace: Trace, options: Options) -> Part:
     steps = (
         device_steps.device_steps(trace) if marks.height else device_steps.on_device(trace, marks)
     )
-    instances = collectives.with_overlapping_work(_in_steps(closed, steps), work, compute)
+    instances = _in_steps(closed, steps)
     activity = collectives.activity(trace, work, closed, compute)
     if meta.format in vocabulary.ONLY_COMMUNICATION:
         activity = activity._replace(busy_ns=None, overlap_ns=None)
@@ -255,6 +253,7 @@ COMM_OUTLIERS = Analyzer(
     combine,
     refine=refine,
     base="baseline",
+    prepare=collectives.prepare,
     of_one_job="",
     measure_for={"page": measure_for_report},
 )
