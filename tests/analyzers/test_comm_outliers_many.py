@@ -16,6 +16,7 @@ from benchmarks.many_ranks import parts
 from traceanalyzer.analyzers.comm_outliers import collectives
 from traceanalyzer.analyzers.comm_outliers.chains import concentration, persistence, positions
 from traceanalyzer.analyzers.comm_outliers.compute import COMM_OUTLIERS
+from traceanalyzer.analyzers.common.device_work import device_work
 
 
 def placed(imposed, hosts, gpus, stages=None):
@@ -145,12 +146,12 @@ def _on_host(trace: ta.Trace) -> ta.Trace:
     ],
 )
 def test_tables_of_several_small_traces_at_once_are_those_of_each(folder, change, is_prepared):
-    compute = (collectives.device_work, collectives.communication, collectives.closed)
+    compute = (device_work, collectives.device_work, collectives.communication, collectives.closed)
     traces, alone = (_ranks(folder) for _ in range(2))
     if change:
         traces[1], alone[1] = (change(several[1]) for several in (traces, alone))
     collectives.prepare(traces, COMM_OUTLIERS.options())
-    assert [len(trace._computed) for trace in traces] == [3 * is_prepared] * 4
+    assert [len(trace._computed) for trace in traces] == [4 * is_prepared] * 4
     for one, other in zip(traces, alone, strict=True):
         for table in compute:
             assert_frame_equal(table(one), table(other))

@@ -16,7 +16,7 @@ import polars as pl
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.comm_outliers import Options, pipelines
 from traceanalyzer.analyzers.common import names
-from traceanalyzer.analyzers.common.device_work import extent
+from traceanalyzer.analyzers.common.device_work import device_work as ended_work, extent
 from traceanalyzer.analyzers.common.jobs import Recording
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints
@@ -167,6 +167,7 @@ def prepare(traces: Sequence[Trace], options: Options) -> None:
             return {}
         return {
             "all device work": device_work(whole),
+            ("device_work", ()): ended_work(whole),
             ("communication events", tuple(patterns)): rows,
             ("closed communication", tuple(patterns)): closed(whole, patterns),
         }
