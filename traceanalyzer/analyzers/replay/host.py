@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.gpu_idle.host import main_threads
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, of_kinds
+from traceanalyzer.vocabulary import steps_pattern
 
 #: Kind of a call that runs an operator, and of one that waits for a collective.
 RUN, COLLECTIVE = "run", "collective"
@@ -100,8 +101,8 @@ def _recorded(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, ...]:
     spans = spans.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur"))
     loads = of_kinds(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
     loader = intervals.union(spans.filter(loads))
-    waits = named(trace.names, causes.AWAITS_COLLECTIVE)
-    operators = spans.filter(~waits, kind="cpu_op").with_columns(pl.col("name").cast(pl.String))
+    others = named(trace.names, [*causes.AWAITS_COLLECTIVE, steps_pattern()])
+    operators = spans.filter(~others, kind="cpu_op").with_columns(pl.col("name").cast(pl.String))
     ran = _collectives(trace, operators)
     return _divided(_outermost(operators, loader), ran["launched"].to_numpy()), loader, ran
 
@@ -123,10 +124,11 @@ def _collectives(trace: Trace, operators: pl.DataFrame) -> pl.DataFrame:
 
 
 def _outermost(operators: pl.DataFrame, loader: pl.DataFrame) -> pl.DataFrame:
-    """Return the operators that are in no other one and not in the data loader."""
+    """Return the operators that are in no other one, and not in or around the data loader."""
     at = operators.select(ts="start")
     rows = operators.filter(linking.label_by_interval(at, loader)["interval"].is_null())
-    rows = rows.sort("start", "end", descending=[False, True])
+    loads, ends = (loader["start"].search_sorted(rows[name]) for name in ("start", "end"))
+    rows = rows.filter(loads == ends).sort("start", "end", descending=[False, True])
     return rows.filter(pl.col("start") >= pl.col("end").cum_max().shift(1).fill_null(-(1 << 62)))
 
 
