@@ -99,6 +99,15 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
     return _with_rows(points, "slice", order[hit] - rows.size, rows[order[inner[hit]]])
 
 
+def divided(rows: pl.DataFrame, at: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Divide disjoint intervals at points of their group, in column ``ts``; sorted."""
+    inside = label_by_interval(at, rows, by).drop_nulls("interval")
+    later = rows[inside["interval"]].with_columns(start=inside["ts"])
+    parts = pl.concat([rows, later]).sort(*by, "start", "end", maintain_order=True)
+    end = pl.min_horizontal("end", pl.col("start").shift(-1).over(by))
+    return parts.with_columns(end=end).filter(pl.col("start") < pl.col("end"))
+
+
 def label_by_interval(
     points: pl.DataFrame, ranges: pl.DataFrame, by: Sequence[str] = ()
 ) -> pl.DataFrame:

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, drained, queued, with_launches
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, HostTime, take
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
-from traceanalyzer.frames import intervals
+from traceanalyzer.frames import intervals, linking
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
 from traceanalyzer.vocabulary import ALLOCATES, DEVICE_WORK, LOAD_MODULE, OTHER_CALLS
@@ -104,15 +104,17 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
     idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
     idle_of[causes.LAUNCH] = pl.concat([idle_of[causes.LAUNCH], late_launches[_INTERVAL]])
+    listed = gaps.filter(pl.col("end") - pl.col("start") >= options.min_gap_ns)
+    cuts = longest_gaps.cuts(near, listed, idle_of[causes.HOST_CODE])
+    idle_of[causes.HOST_CODE] = linking.divided(idle_of[causes.HOST_CODE], cuts, _UNIT)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed]
     marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
-    listed = gaps.filter(pl.col("end") - pl.col("start") >= options.min_gap_ns)
-    filling = [files[on_cpu.columns], on_cpu]
-    longest = longest_gaps.longest(excerpt, listed, caused, filling, options.library_names)
+    filling, parts = [files[on_cpu.columns], on_cpu], linking.divided(listed, cuts, _UNIT)
+    longest = longest_gaps.longest(excerpt, parts, caused, filling, options.library_names)
     return Part(
         **clocks.origin(excerpt),
         coverage=_coverage(excerpt, longest["cause"]),

@@ -30,7 +30,7 @@ def longest(
     filling: Sequence[pl.DataFrame],
     libraries: Sequence[str],
 ) -> pl.DataFrame:
-    """Return the longest gaps, longest first.
+    """Return the longest gaps, longest first; those of host code in parts.
 
     Args:
         excerpt: one rank.
@@ -65,6 +65,45 @@ def longest(
     rival = _rivals(top, on_host["python"], excerpt)
     evidence = [rows, on_host, _sampled(top, excerpt), rival]
     return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
+
+
+#: The share of a gap that a function takes beside others.
+_PART, _EVER = 0.1, -(1 << 62)
+
+
+def cuts(excerpt: Excerpt, gaps: pl.DataFrame, code: pl.DataFrame) -> pl.DataFrame:
+    """Return where functions or ranges begin or end in gaps, if several follow each other.
+
+    Each takes at least a tenth of one of the longest gaps, and none nearly all of it.
+
+    Args:
+        excerpt: one rank.
+        gaps: unit, start, end.
+        code: unit, start, end: when the host runs code in them, for at least half of the gap.
+
+    Returns:
+        unit, ts.
+    """
+    length = pl.col("end") - pl.col("start")
+    long = intervals.overlap_with(gaps.filter(length >= length.top_k(MOST).min()), code, ["unit"])
+    long = long.filter(2 * pl.col("overlap") >= length)
+    least = _PART * (long.select(length.min()).item() or np.inf)
+    steps = pl.col("name").is_in(matching(excerpt.names, [steps_pattern()]))
+    parts = of_kinds((*ANNOTATION_KINDS, "python_function")) & ~steps & (length >= least)
+    slices = excerpt.slices.filter(parts).join(excerpt.threads, on="thread")
+    slices = slices.sort("start", length, descending=[False, True])
+    unit, start, end = (slices[name].to_numpy() for name in ("unit", "start", "end"))
+    rows: list[tuple[int, int]] = []
+    for of_unit, since, until in long[["unit", "start", "end"]].iter_rows():
+        at = np.flatnonzero((start < until) & (end > since) & (unit == of_unit))
+        shared = (np.minimum(end[at], until) - np.maximum(start[at], since)) / (until - since)
+        at = at[(shared >= _PART) & (shared <= 1 - _PART)]
+        at = at[start[at] >= np.append(_EVER, np.maximum.accumulate(end[at]))[: at.size]]
+        last, least_ns = since, _PART * (until - since)
+        for cut in sorted([*start[at].tolist(), *end[at].tolist()]):
+            if min(cut - last, until - cut) >= least_ns and slices["name"][at].n_unique() > 1:
+                rows, last = [*rows, (of_unit, cut)], cut
+    return pl.DataFrame(rows, schema={"unit": gaps["unit"].dtype, "ts": pl.Int64}, orient="row")
 
 
 def _caused(gaps: pl.DataFrame, caused: pl.DataFrame) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.replay import engine
 from traceanalyzer.analyzers.replay.engine import Bools, Job, Weights
 from traceanalyzer.analyzers.replay.program import PAUSE, Floats, Ints, Program
 from traceanalyzer.errors import OptionError
-from traceanalyzer.frames import intervals
+from traceanalyzer.frames import intervals, numbering
 
 LAUNCHES, LOADING, CODE = "launches", "data-loading", "host-code"
 SYNCHRONISATION, COMMUNICATION, COPIES = "synchronisation", "communication", "copies"
@@ -502,8 +502,9 @@ def _usual(kinds: Ints, times: Floats, is_transfer: Bools, peers: Bools) -> Floa
 def _of_others(job: Job, part: str, times: Floats, chosen: Bools) -> Floats:
     """Return by what times of the chosen ranks are multiplied, to be in sum those of the others.
 
-    Sums are those of each step, and between steps. If all ranks are chosen, they become the mean.
-    A step that not all ranks recorded keeps its times.
+    Sums are those of each step, and between steps. If all ranks are chosen, they become the mean,
+    and those of work are from one collective to the next. A step that not all ranks recorded keeps
+    its times.
 
     Args:
         job: the programs of all ranks.
@@ -520,14 +521,32 @@ def _of_others(job: Job, part: str, times: Floats, chosen: Bools) -> Floats:
         steps.append(np.append(np.where(numbers < 0, alone, numbers + first), between)[row])
     step, sizes = np.concatenate(steps), [one.size for one in steps]
     owner = job.unit if part == "work" else np.repeat(np.arange(len(sizes)), sizes)
-    count = 1 + int(step.max(initial=alone))
-    cell = owner * count + step
+    span = _between_collectives(job, step, times) if part == "work" and chosen.all() else step
+    count = 1 + int(span.max(initial=0))
+    cell = owner * count + span
     sums = np.bincount(cell, times, minlength=chosen.size * count).reshape(-1, count)
     usual = sums[~chosen | chosen.all()].mean(axis=0)
     factors = np.where(chosen[:, None] & (sums > 0), usual / np.maximum(sums, 1), 1.0)
-    factors[:, alone] = 1.0
-    of_rows: Floats = factors.ravel()[cell]
+    of_rows: Floats = np.where(step == alone, 1.0, factors.ravel()[cell])
     return of_rows
+
+
+def _between_collectives(job: Job, step: Ints, times: Floats) -> Ints:
+    """Number the spans of steps between collectives in which all ranks work, for each row of work.
+
+    A step is one span if ranks take part in different numbers of collectives.
+    """
+    rows = pl.DataFrame({"unit": job.unit, "step": step, "ns": times, "met": job.flow.group >= 0})
+    met, each = pl.col("met"), ("unit", "step")
+    rows = rows.with_columns(n=met.sum().over(each), nth=met.cum_sum().over(each))
+    alike = pl.col("n").min().over("step") == pl.col("n").max().over("step")
+    rows = rows.with_columns(pl.when(alike).then("nth").otherwise(0).alias("nth"))
+    rows = rows.with_columns(work=pl.col("ns").sum().over("unit", "step", "nth"))
+    ranks = pl.col("unit").filter(pl.col("work") > 0).n_unique().over("step", "nth")
+    begins = pl.when(ranks == len(job.names)).then("nth").otherwise(0).alias("nth")
+    spans = rows.with_columns(begins).select("step", pl.col("nth").cum_max().over(each))
+    _, (numbers,) = numbering.group_numbers(("step", "nth"), spans)
+    return numbers
 
 
 # --- pipeline stages ---------------------------------------------------------------------------
