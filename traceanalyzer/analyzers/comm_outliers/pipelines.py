@@ -39,7 +39,8 @@ def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
     """Return sends and receives of larger groups as those of the group of their two ranks.
 
     NCCL exchanges them on a communicator of these two. ``seq`` is null there, because each rank
-    counts its own sends and receives with all others.
+    counts its own sends and receives with all others; so it is in groups of two whose numbers have
+    gaps.
 
     Args:
         rows: collective, group, group_size, group_ranks, seq; ``peer``: global rank at the other
@@ -48,6 +49,10 @@ def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
     """
     is_single = pl.col("collective").is_in(("send", "recv", "send_recv"))
     of_two = (pl.col("group_size") == _PAIR).fill_null(value=False)
+    seq = pl.col("seq")
+    gaps = seq.n_unique().over("group") <= (seq.max() - seq.min()).over("group")
+    counted = pl.when(~(is_single & of_two & gaps)).then("seq").alias("seq")
+    rows = rows.with_columns(counted) if rows.height else rows
     singles = rows[list(_OF_PAIR)].filter(is_single & ~of_two)
     if singles.is_empty():
         return rows

@@ -419,7 +419,9 @@ def _members(programs: Sequence[Program], unit: Ints) -> pl.DataFrame:
     if len(programs) == 1:
         rows = rows.with_columns(pl.col("group").rank("dense").over("unit"))
     counted = pl.int_range(pl.len()).over("unit", "group", "within", "on_host")
-    rows = rows.with_columns(number=pl.coalesce("seq", counted).cast(pl.Int64))
+    all_known = pl.col("seq").count().over("group", "on_host") == pl.len().over("group", "on_host")
+    rows = rows.with_columns(number=pl.when(all_known).then("seq").otherwise(counted))
+    rows = rows.with_columns(pl.col("number").cast(pl.Int64))
     key = ["group", "within", "on_host", "number"]
     several = pl.col("unit").n_unique().over(key) > 1
     once = pl.len().over([*key, "unit"]) == 1
