@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import GEMM, MS, US, device, host, step, trace
-from hypothesis import given, settings, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import (
@@ -66,11 +66,35 @@ def innermost(events: list[Event], *kinds: str) -> str | None:
 @modest
 @given(slices())
 def test_innermost_slice_of_half_the_gap_is_reported(events: list[Event]) -> None:
-    (gap,) = gpu_idle(trace([*WORK, *events])).gaps.to_dicts()
+    gap, *others = gpu_idle(trace([*WORK, *events])).gaps.to_dicts()
+    assume(not others)  # the next test is about gaps in parts
     assert gap["host_event"] == innermost(events, "cpu_op", "user_annotation")
     assert gap["python"] == innermost(events, "python_function")
     assert gap["own_code"] == gap["python"]
     assert gap["annotation"] == innermost(events, "user_annotation")
+
+
+@pytest.mark.parametrize(
+    ("spans", "lengths"),
+    [
+        ([("f", 90, 40), ("g", 130, 60)], [50, 30]),  # one after another
+        ([("f", 90, 20), ("g", 110, 60), ("h", 170, 90)], [60, 10, 10]),
+        ([("f", 100, 20), ("g", 150, 30)], [30, 30, 20]),  # other code in between
+        ([("f", 90, 100), ("g", 100, 40), ("h", 142, 38)], [40, 40]),  # called by one function
+        ([("f", 90, 40), ("f", 130, 60)], [80]),  # again and again
+        ([("f", 90, 16), ("g", 106, 90)], [80]),  # too short to count
+    ],
+)
+def test_functions_in_one_gap_have_their_parts(
+    spans: list[tuple[str, int, int]], lengths: list[int]
+) -> None:
+    calls = [host("python_function", f"own.py(1): {name}", start * US, ns * US)
+             for name, start, ns in spans]  # fmt: skip
+    result = gpu_idle(trace([*WORK, *calls]))
+    parts = (result.gaps["end"] - result.gaps["start"]) // US
+    assert parts.to_list() == sorted(lengths, reverse=True)
+    assert result.gaps["cause_ns"].sum() == (END - START - 1) * US  # 1 us: the launch
+    assert result.gap_count == 1
 
 
 @pytest.mark.sample(3)

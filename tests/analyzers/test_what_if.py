@@ -524,6 +524,39 @@ def test_ranks_like_their_mean_keep_the_times_of_their_hosts(late: list[Trace]) 
     assert [one.loader.tolist() for one in equal] == [one.loader.tolist() for one in job.weights]
 
 
+@pytest.mark.parametrize("kernels", [("prefill", "decode"), (GEMM, GEMM)])
+def test_work_is_divided_between_collectives(kernels: tuple[str, str]) -> None:
+    """Before one all_reduce of a step one rank works longer, and all work equally after it."""
+
+    def of_rank(rank: int) -> Trace:
+        events: list[dict[str, Any]] = []
+        at = 0
+        for index in range(STEPS):
+            begin, large = at, index % 2 == rank
+            for number, compute, longest in ((0, 5 if large else 1, 5), (1, 2, 2)):
+                about = {"group": "0", "group_ranks": "[0, 1]", "group_size": 2}
+                about |= {"seq": 2 * index + number, "elements_in": 1 << 20, "dtype": "float"}
+                name = "experts" if number else kernels[large]
+                for what, start, end, more in (
+                    (name, 0, compute * MS, {}),
+                    (ALL_REDUCE, compute * MS, longest * MS + MS, about),
+                ):  # fmt: skip
+                    ids = {"correlation": len(events) + 1}
+                    call = host("cuda_runtime", "cudaLaunchKernel", begin, US, **ids)
+                    events += [call, device(what, at + start, end - start, **ids, **more)]
+                at += (longest + 1) * MS
+            events.append(step(index, begin, at - begin))
+        return trace(events, rank=rank, world_size=2)
+
+    job = engine.job_of([measure(of_rank(rank)) for rank in (0, 1)])
+    equal = changes.changed(job, changes.Change(typical_ranks=(0, 1)))
+    before, after = (
+        sum(engine.step_times(job, [one.end for one in engine.replay(job, some)]))
+        for some in (job.weights, equal)
+    )
+    assert before - after == pytest.approx((STEPS - 1) * 2 * MS, rel=0.02)  # 5 and 1 become 3
+
+
 @pytest.mark.parametrize(
     ("times", "change", "gain"),
     [

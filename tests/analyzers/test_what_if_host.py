@@ -61,6 +61,24 @@ def test_rank_with_pauses_becomes_like_the_other(late_ns: int) -> None:
     assert predicted.changes["step_ns"][0] == pytest.approx(measured.recorded_ns, rel=0.05)
 
 
+@pytest.mark.parametrize("around", ["ProfilerStep#{}", "train_step", None])
+def test_steps_recorded_as_operators_are_none(around: str | None) -> None:
+    """As PyTorch 1.8 does; the data loader runs within each."""
+    events: list[dict[str, Any]] = []
+    for number in range(STEPS):
+        at = number * 10 * MS
+        loads = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        marks = [f"ProfilerStep#{number}", *([around.format(number)] if around else [])]
+        events += [host("cpu_op", name, at, 10 * MS) for name in marks]
+        events += [
+            host("cpu_op", loads, at + 100 * US, 3 * MS),
+            host("cpu_op", "aten::stack", at + 200 * US, MS),
+            host("cpu_op", "aten::mm", at + 4 * MS, 6 * MS),
+        ]
+    result = ta.what_if(trace(events), free="data-loading")
+    assert result.changes["gain_ns"][0] == pytest.approx(3 * MS, rel=0.01)
+
+
 def test_operators_become_faster_by_name() -> None:
     pair = [rank(n, SHORT, SHORT) for n in range(2)]
     result = ta.what_if(pair, scale=["aten::add_=2"])

@@ -361,11 +361,25 @@ def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
     assert updates > 100 * US
 
 
-def test_code_of_many_functions_was_recorded() -> None:
+def test_each_function_has_a_cost() -> None:
     names = ("a.py(1): collect", "b.py(2): pack", "c.py(3): plan")
-    one = first(loop(lambda at: python(names[at // 550 % 3])(at)), "host-code")
-    assert "not recorded" not in one.title
-    assert "Record" not in one.advice
+    findings = ta.diagnose(loop(lambda at: python(names[at // 550 % 3])(at))).findings
+    found = {one.title.split()[6]: one.cost_ns for one in findings if one.id == "host-code"}
+    assert {*found} == {"collect", "pack", "plan"}
+    assert [*found.values()] == pytest.approx([479 * 10 * US] * 3, rel=0.1)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.3])
+def test_functions_in_one_gap_have_a_gain_each(share: float) -> None:
+    def between(at: int) -> Rows:
+        first_us = int(480 * share)
+        spans = (("a.py(1): dtw", 5, first_us), ("b.py(2): speech", 5 + first_us, 480 - first_us))
+        return [host("python_function", n, (at + t) * US, us * US) for n, t, us in spans]
+
+    findings = [one for one in ta.diagnose(loop(between)).findings if one.id == "host-code"]
+    gains = {one.title.split()[6]: one.gain_frac for one in findings}
+    assert gains["dtw"] == pytest.approx(480 / 550 * share, rel=0.05)
+    assert gains["speech"] == pytest.approx(480 / 550 * (1 - share), rel=0.05)
 
 
 @pytest.mark.parametrize(

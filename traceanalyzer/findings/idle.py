@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,6 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
-from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import (
@@ -35,7 +33,6 @@ from traceanalyzer.findings.rule import (
     Rule,
     within,
 )
-from traceanalyzer.frames import linking
 from traceanalyzer.result import Confidence, Severity, memoized
 from traceanalyzer.units import (
     format_bytes,
@@ -77,39 +74,10 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
         one, of_one, result = straggling.code_of_one_rank(result, losses)
         yield from _measured(cause, one, of_one, answers)
         losses = losses.join(of_one, on=[*DEVICE, "start"], how="anti", nulls_equal=True)
-        starts = result.of_cause(cause).select(*DEVICE, ts="start")
-        losses = linking.divided(losses, starts, DEVICE).with_columns(
-            lost_ns=pl.min_horizontal("lost_ns", pl.col("end") - pl.col("start"))
-        )
-        for one in _other_places(result, losses, answers.time):
-            of_place = within(losses, one) & ~losses["waited"]
-            alone = replace(result, gaps=one)
-            yield from _measured(cause, alone, losses.filter(of_place), answers)
-            keys, losses = [*DEVICE, "start"], losses.filter(~of_place)
-            left = result.gaps.join(
-                one, on=keys, how="anti", nulls_equal=True, maintain_order="left"
-            )
-            result = replace(result, gaps=left)
-    yield from _measured(cause, result, losses, answers)
-
-
-def _other_places(
-    result: GpuIdle, losses: pl.DataFrame, time: DeviceTime
-) -> Iterator[pl.DataFrame]:
-    """Yield the gaps of host code at each place but the main one that is large enough to count.
-
-    Pauses may be anywhere, and another thread may hold them all up.
-    """
-    if (one := result.activity(causes.HOST_CODE)).pauses or one.rival:
+        for one, of_place in launching.by_place(result, losses, answers.time, _LEVELS["info"]):
+            yield from _measured(cause, one, of_place, answers)
         return
-    place = pl.coalesce("own_code", "annotation", "python")
-    gaps = result.of_cause(causes.HOST_CODE).with_columns(place=place).drop_nulls("place")
-    sums = largest_first(gaps.group_by("place").agg(pl.col("cause_ns").sum()), "cause_ns", "place")
-    for name in sums["place"][1:_NAMED]:
-        rows = gaps.filter(place=name).drop("place")
-        lost = losses.filter(within(losses, rows), ~pl.col("waited"))["lost_ns"].sum()
-        if time.frac(lost) >= _LEVELS["info"]:
-            yield rows
+    yield from _measured(cause, result, losses, answers)
 
 
 def _measured(

@@ -28,8 +28,9 @@ from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
-from traceanalyzer.findings.device_time import DEVICE, MOST
+from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime
 from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule, within
+from traceanalyzer.frames import linking
 from traceanalyzer.units import (
     NS_PER_MS,
     format_bytes,
@@ -82,6 +83,35 @@ def at_gaps(losses: pl.DataFrame, gaps: pl.DataFrame) -> pl.Series:
     )  # fmt: skip
     waits = (rows["waited"] & (2 * rows["lost_ns"] > rows["gap"])).fill_null(value=False)
     return within(losses, gaps) | waits
+
+
+def by_place(
+    result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, least: float
+) -> Iterator[tuple[GpuIdle, pl.DataFrame]]:
+    """Yield gaps and losses of host code at each other place with this share, and last the rest.
+
+    The rest is at the main place. Pauses may be anywhere; another thread may hold all places up.
+    """
+    gaps, one = result.of_cause(causes.HOST_CODE), result.activity(causes.HOST_CODE)
+    losses = linking.divided(losses, gaps.select(*DEVICE, ts="start"), DEVICE).with_columns(
+        lost_ns=pl.min_horizontal("lost_ns", pl.col("end") - pl.col("start"))
+    )
+    in_range = pl.when(annotation=activities.FALLBACK).then("phase").otherwise("annotation")
+    place = pl.coalesce("own_code", in_range, "python")
+    gaps = gaps.with_columns(place=place).filter(
+        pl.col("place").is_not_null(), not (one.pauses or one.rival)
+    )
+    sums = largest_first(gaps.group_by("place").agg(pl.col("cause_ns").sum()), "cause_ns", "place")
+    for name in sums["place"][1:_NAMED]:
+        rows = gaps.filter(place=name).drop("place")
+        of_place = within(losses, rows) & ~losses["waited"]
+        if time.frac(int(losses.filter(of_place)["lost_ns"].sum())) >= least:
+            yield replace(result, gaps=rows), losses.filter(of_place)
+            losses, keys = losses.filter(~of_place), [*DEVICE, "start"]
+            result = replace(
+                result, gaps=result.gaps.join(rows, on=keys, how="anti", nulls_equal=True)
+            )
+    yield result, losses
 
 
 def by_range(gaps: pl.DataFrame) -> Iterator[str]:

@@ -145,7 +145,7 @@ class Activity:
     @property
     def falls_back(self) -> bool:
         """Whether cudf.pandas runs a call in pandas, with copies of its data."""
-        return self.place == _FALLBACK
+        return self.place == FALLBACK
 
     @property
     def moves_to_gpu(self) -> bool:
@@ -237,7 +237,7 @@ def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
 
 
 #: The range in which cudf.pandas runs a call in pandas.
-_FALLBACK = "EXECUTE_SLOW"
+FALLBACK = "EXECUTE_SLOW"
 #: Pauses: least number, their share of host code, difference of their places in the shortest step.
 _PAUSES, _NEARLY_ALL, _ELSEWHERE = 3, 0.9, 0.1
 
@@ -792,7 +792,7 @@ _OF_NAME = {
     _LOOKS_UP: _FEWER_GUARDS,
     "PyFunc": _NO_PY_FUNCTION,
     causes.TRACES: _RETRACING,
-    _FALLBACK: _NO_FALLBACK,
+    FALLBACK: _NO_FALLBACK,
     OFFLOADED: _LESS_OFFLOAD,
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,

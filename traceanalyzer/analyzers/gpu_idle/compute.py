@@ -91,11 +91,10 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
     due, soon = drained(excerpt, idle, busy, waits)
     is_late = (pl.col("launched") > pl.col("start")).fill_null(value=False)
-    short = pl.col("end") - pl.col("start") < options.min_gap_ns
-    short &= ~(is_late & pl.Series(intervals.meets(idle, due)))
+    long = pl.col("end") - pl.col("start") >= options.min_gap_ns
+    short = ~(long | (is_late & pl.Series(intervals.meets(idle, due))))
     gaps, short_gaps, late_launches = map(idle.filter, (~short, short & ~is_late, short & is_late))
     del idle  # of millions of gaps
-    # most slices run while the device is busy
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
     files = host.accessing_files(near, excerpt)
     idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: short_gaps}
@@ -104,8 +103,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
     idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
     idle_of[causes.LAUNCH] = pl.concat([idle_of[causes.LAUNCH], late_launches[_INTERVAL]])
-    listed = gaps.filter(pl.col("end") - pl.col("start") >= options.min_gap_ns)
-    cuts = longest_gaps.cuts(near, listed, idle_of[causes.HOST_CODE])
+    cuts = longest_gaps.cuts(near, gaps, idle_of[causes.HOST_CODE])
     idle_of[causes.HOST_CODE] = linking.divided(idle_of[causes.HOST_CODE], cuts, _UNIT)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
@@ -113,8 +111,8 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     windows = [busy, *pieces, loader, copies, overlapped, exposed]
     marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
     measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
-    filling, parts = [files[on_cpu.columns], on_cpu], linking.divided(listed, cuts, _UNIT)
-    longest = longest_gaps.longest(excerpt, parts, caused, filling, options.library_names)
+    parts, fills = linking.divided(gaps.filter(long), cuts, _UNIT), [files[on_cpu.columns], on_cpu]
+    longest = longest_gaps.longest(excerpt, parts, caused, fills, options.library_names)
     return Part(
         **clocks.origin(excerpt),
         coverage=_coverage(excerpt, longest["cause"]),
@@ -131,7 +129,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         lost=losing.lost([*pieces, exposed, *_copies(excerpt, little)]) if with_lost else None,
         steps=measured.tail(marked.height).drop("device", "pid"),
         gaps=longest,
-        gap_count=listed.height,
+        gap_count=gaps.select(long.sum()).item(),
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
 

@@ -443,8 +443,8 @@ def _verdict(result: GpuIdle) -> str:
         text.append(TRUNCATED)
     cause, lost = max(by_cause.items(), key=lambda item: item[1])
     if lost:
-        part = f"The largest part is {result.waiting(cause)}: {_share(lost, basis)}"
-        text.append(f"{part}{_elsewhere(result) * (cause == causes.HOST_CODE)}.")
+        more = _elsewhere(result.of_cause(cause)) * (cause == causes.HOST_CODE)
+        text.append(f"The largest part is {result.waiting(cause)}: {_share(lost, basis)}{more}.")
     if basis.frac(lost) >= _LITTLE and cause != causes.UNKNOWN:
         once = result.is_once(cause)
         text.append(causes.ONCE[result.program.pytorch] if once else result.advice(cause))
@@ -454,10 +454,9 @@ def _verdict(result: GpuIdle) -> str:
     return " ".join([*text, *_worst(result), *files_accessed(result), *_loading(result, cause)])
 
 
-def _elsewhere(result: GpuIdle) -> str:
+def _elsewhere(gaps: pl.DataFrame) -> str:
     """Return the share of host code outside of the place of most of it as a phrase."""
-    gaps = result.of_cause(causes.HOST_CODE)
-    part = activities.main_place(gaps)[1] / int(gaps["cause_ns"].sum() or 1)
+    part = activities.main_place(gaps)[1] / max(gaps["cause_ns"].sum(), 1)
     return f", {format_frac(1 - part)} of it in other code" if 0 < part < 1 - _LITTLE else ""
 
 
