@@ -257,7 +257,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     is_fewer = remedy.startswith(_FEWER)
     if pair := _slow_pair(comm) if comm is not None and remedy == _TEXTS["pairs"] else None:
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
-    where = called_in(answers.place(COMMUNICATION))
+    where = _where(answers)
     yield Measured(
         title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
         evidence=(
@@ -274,6 +274,19 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         explained=explained_by(pl.concat([waits, slow]), whole)
         | {"missing-ranks": missing / whole},
     )
+
+
+def _where(answers: Answers) -> str:
+    """Return the function that launches nearly all communication, or two of them, as a phrase."""
+    kernels, where = answers.of(Kernels), called_in(answers.place(COMMUNICATION))
+    if where or kernels is None or kernels.heavy is None:
+        return where
+    rows = kernels.heavy.filter(work_kind=COMMUNICATION)
+    rows = rows.with_columns(at=pl.coalesce("called", "code"))
+    sums = rows.drop_nulls(["name", "at"]).group_by("at").agg(pl.col("ns").sum())
+    most = sums["ns"].sum() >= _NEARLY_ALL * rows.filter(pl.col("name").is_null())["ns"].sum()
+    names = [frame_text(at) for at in largest_first(sums, "ns", "at")["at"]]
+    return f" in {' and '.join(names)}" if most and len(names) == 2 else ""
 
 
 #: Advice for many small collectives, which the host need not issue then.
@@ -361,6 +374,8 @@ def _exposing(result: Overlap, answers: Answers, exposed_ns: int, *, waits: bool
             return _TEXTS["exchange"]
         if kind == "all_reduce" and _only_infers(answers, comm):
             return _across_hosts(comm) or _TEXTS["tensor_parallel"]
+        if kind in _PARTS and answers.program.trains and _are_of_sequences(comm):
+            return _across_hosts(comm) or _TEXTS["sequence_parallel"]
         if kind == "all_reduce" and _between_replicas(comm):
             return _TEXTS["hybrid"]
         if kind == "all_reduce" and _in_layers(answers, comm):
@@ -569,6 +584,28 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     each = placed.group_by(keys).agg(n=pl.len(), first=place.min(), last=place.max())
     n, first, last = each.select(pl.col("n", "first", "last").median()).row(0)
     return bool(n and n >= _MANY_IN_STEP and first < _PART and last > 1 - _PART)
+
+
+#: Collectives of sequence parallelism, and so many gathers before the first sum of a step.
+_PARTS, _FIRST = ("all_gather", "reduce_scatter"), 3
+
+
+def _are_of_sequences(comm: CommOutliers) -> bool:
+    """Whether each sum follows a gather, from the begin of each step: they are of activations.
+
+    In sequence parallelism, layers gather and scatter them. Parameters (FSDP) are gathered in the
+    whole forward pass first.
+    """
+    keys, rows = ["path", "rank", "step"], comm.instances.drop_nulls("step")
+    rows = rows.filter(pl.col("collective").is_in(_PARTS)).join(comm.groups.head(1), on="group")
+    is_sum = pl.col("collective") == "reduce_scatter"
+    rows = rows.sort("ts").select(
+        *keys, is_sum=is_sum, after=is_sum & ~is_sum.shift(1).over(keys).fill_null(value=True),
+        early=~is_sum & (is_sum.cum_sum().over(keys) == 0),
+    )  # fmt: skip
+    each = rows.group_by(keys).agg(pl.col("is_sum", "after", "early").sum()).drop(keys)
+    n, after, early = each.median().row(0)
+    return bool(n and n >= _MANY_IN_STEP and after >= _NEARLY_ALL * n and early <= _FIRST)
 
 
 def _between_replicas(comm: CommOutliers) -> bool:

@@ -456,7 +456,7 @@ def _verdict(result: GpuIdle) -> str:
 
 def _elsewhere(gaps: pl.DataFrame) -> str:
     """Return the share of host code outside of the place of most of it as a phrase."""
-    part = activities.main_place(gaps)[1] / max(gaps["cause_ns"].sum(), 1)
+    part = activities.main_place(gaps)[1] / max(int(gaps["cause_ns"].sum()), 1)
     return f", {format_frac(1 - part)} of it in other code" if 0 < part < 1 - _LITTLE else ""
 
 
