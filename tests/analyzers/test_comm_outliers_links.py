@@ -120,11 +120,19 @@ def test_slow_link_is_reported_with_cost() -> None:
 
 @pytest.mark.parametrize(
     ("gbps", "size", "gpu"),
-    [(300.0, 64 * MIB, H100), (2.0, 8 * MIB, H100), (40.5, 96 * MIB, "AMD Instinct MI300X")],
+    [(300.0, 64 * MIB, H100), (20.0, 8 * MIB, H100), (40.5, 96 * MIB, "AMD Instinct MI300X")],
 )
 def test_fast_or_small_messages_are_not_a_slow_link(gbps: float, size: int, gpu: str) -> None:
     result = ta.comm_outliers(ranks(gbps, gpu, ("a", "a"), size))
     assert result.slow_links.is_empty()
+
+
+@pytest.mark.parametrize(("hosts", "slow"), [(("a", "a"), 1), (("a", "b"), 0)])
+def test_long_transfers_of_smaller_messages_within_a_node(
+    hosts: tuple[str, str], slow: int
+) -> None:
+    """8 MiB take 2 ms; between nodes many things may."""
+    assert ta.comm_outliers(ranks(4.0, H100, hosts, 8 * MIB)).slow_links.height == slow
 
 
 @pytest.mark.matrix

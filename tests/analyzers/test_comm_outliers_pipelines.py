@@ -20,9 +20,10 @@ from traceanalyzer.trace import Trace
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 STEPS = 4
-#: Groups of two ranks; one group with the peers as arguments, or in the names of annotations.
+#: Groups of two ranks, also with numbers that each rank counts; one group with the peers as
+#: arguments, or in the names of annotations.
 #: A batch is described by calls before its launch only, an unknown one by nothing.
-PAIRS, PEERS, NAMES, BATCH = FORMS = ("pairs", "peers", "names", "batch")
+PAIRS, COUNTED, PEERS, NAMES, BATCH = FORMS = ("pairs", "counted", "peers", "names", "batch")
 UNKNOWN = "unknown"
 FORWARD, BACKWARD, TRANSFER = 2 * MS, 4 * MS, 100 * US
 
@@ -115,7 +116,7 @@ def _described(
     form: str, kind: str, rank: int, other: int, stages: int, numbers: tuple[int, int]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the description of a send or receive, and the host events that launch it."""
-    members = sorted((rank, other)) if form == PAIRS else list(range(stages))
+    members = sorted((rank, other)) if form in (PAIRS, COUNTED) else list(range(stages))
     about = {"collective": kind, "dtype": "bfloat16", "elements_in": 1 << 20, "stream": 20,
              "group": f"pp{members[0]}", "group_size": len(members),
              "group_ranks": str(members), "seq": numbers[form == PAIRS]}  # fmt: skip

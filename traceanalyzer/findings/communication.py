@@ -284,7 +284,8 @@ def _where(answers: Answers) -> str:
     rows = kernels.heavy.filter(work_kind=COMMUNICATION)
     rows = rows.with_columns(at=pl.coalesce("called", "code"))
     sums = rows.drop_nulls(["name", "at"]).group_by("at").agg(pl.col("ns").sum())
-    most = sums["ns"].sum() >= _NEARLY_ALL * rows.filter(pl.col("name").is_null())["ns"].sum()
+    whole = int(rows.filter(pl.col("name").is_null())["ns"].sum())
+    most = int(sums["ns"].sum()) >= _NEARLY_ALL * whole
     names = [frame_text(at) for at in largest_first(sums, "ns", "at")["at"]]
     return f" in {' and '.join(names)}" if most and len(names) == 2 else ""
 

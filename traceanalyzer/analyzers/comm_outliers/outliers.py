@@ -218,7 +218,8 @@ def summarize(instances: pl.DataFrame, spans: Mapping[int, int]) -> pl.DataFrame
     bus bandwidth in it. ``link`` is the link between the group's ranks and ``link_gbps`` its peak
     per direction; ``link_frac`` is ``transfer_busbw_gbps`` (otherwise ``busbw_gbps``) over the
     peak, for messages of 16 MiB or more, and for smaller ones with a transfer time of 1 ms or more
-    at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown link).
+    within a node, or at less than a quarter of 10 Gbit/s (which replaces the peak of an unknown
+    link).
 
     Args:
         instances: rows of :func:`judge`, with ``duration_ns`` and ``transfer_ns``.
@@ -276,10 +277,12 @@ def _of_link() -> pl.Expr:
     """Return bus bandwidth over the link's peak; null if latency-bound or unknown."""
     rate = pl.col("load") / pl.col("transfer_ns")
     speed = pl.coalesce("transfer_busbw_gbps", "busbw_gbps", rate)
-    large = (pl.col("load") >= LARGE_BYTES) & pl.col("link_gbps").is_not_null()
     long = (pl.col("transfer_ns") >= NO_LATENCY_NS) & pl.col("compute").is_not_null()
+    large = (pl.col("load") >= LARGE_BYTES) | (long & (pl.col("link") != NETWORK))
     slower = long & (speed < LEAST_GBPS / 4)
-    return pl.when(large | slower).then(speed / pl.coalesce("link_gbps", LEAST_GBPS))
+    return pl.when((large & pl.col("link_gbps").is_not_null()) | slower).then(
+        speed / pl.coalesce("link_gbps", LEAST_GBPS)
+    )
 
 
 def compare(groups: pl.DataFrame, baseline: pl.DataFrame) -> pl.DataFrame:
