@@ -292,6 +292,29 @@ def test_advice_on_units_of_sharded_parameters(
     assert part in advice if part else not advice
 
 
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("gs" * 12, True),  # a layer gathers and scatters twice, forward and backward
+        ("gsgs" * 3 + "ggs" * 6, True),  # products of gradients gather again
+        ("g" * 12 + "gs" * 12, False),  # FSDP
+        ("s" * 12 + "g" * 12, False),  # ZeRO-1: gradients, then parameters
+        ("gs" * 3, False),  # too few for layers
+        ("g" * 12, False),
+    ],
+)
+def test_activations_of_sequences_are_gathered_and_scattered_in_turn(
+    order: str, *, expected: bool
+) -> None:
+    kinds = [{"g": "all_gather", "s": "reduce_scatter"}[letter] for letter in order]
+    rows = pl.DataFrame({"collective": kinds, "ts": range(len(kinds))})
+    rows = rows.with_columns(path=pl.lit("a"), rank=0, group=pl.lit("3")).join(
+        pl.DataFrame({"step": ["1", "2"]}), how="cross"
+    )
+    comm: Any = SimpleNamespace(instances=rows, groups=pl.DataFrame({"group": ["3"]}))
+    assert communication._are_of_sequences(comm) == expected
+
+
 @pytest.mark.parametrize(("size", "is_across"), [(2, True), (4, False)])
 def test_small_groups_between_hosts(size: int, *, is_across: bool) -> None:
     groups = pl.DataFrame({"link": ["network"], "group_size": [size]})
