@@ -717,6 +717,19 @@ def test_a_rank_with_a_truncated_dump_is_a_suspect_only(tmp_path: Path) -> None:
     check_wording(result.verdict)
 
 
+@pytest.mark.parametrize("name", ["type", "size", "dtype"])
+def test_a_mismatch_keeps_its_advice_if_a_dump_is_missing(
+    name: str, shared: Path, tmp_path: Path
+) -> None:
+    folder = next(shared.rglob(f"nccl_like_{name}"))
+    whole = ta.hang(folder)
+    for path in sorted(folder.glob("*"))[1:]:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    result = ta.hang(tmp_path)
+    assert (result.cause, result.culprits) == (whole.cause, whole.culprits)
+    assert result.advice == whole.advice
+
+
 def test_truncated_dumps_without_pending_records_are_no_proof(shared: Path, tmp_path: Path) -> None:
     folder = shared / "data/flight_recorder/nccl_like_missing"
     for path in folder.iterdir():

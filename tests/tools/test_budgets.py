@@ -291,3 +291,4 @@ def test_a_metric_that_is_not_recorded_has_its_reason_in_a_note(write, shared):
 def test_a_trace_in_place_of_the_budgets():
     with pytest.raises(MalformedInput, match="budgets first"):
         read_budgets(UPGRADE)
+    assert status(["gate", str(UPGRADE)]) == 1  # not an error of the command line

@@ -266,7 +266,7 @@ def demo(folder: str, force: bool) -> None:
 
 @click.command("gate")
 @click.argument("budgets", metavar="BUDGETS")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, metavar="PATH...")
 @click.option("--junit", "xml", metavar="FILE", help="Also write JUnit XML, a test per budget.")
 @reading
 @writing

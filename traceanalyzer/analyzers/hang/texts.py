@@ -176,8 +176,8 @@ def advice(stuck: Found) -> str:
         return ADVICE["crossed" if all(one.is_p2p for one in stuck.cycle) else "deadlock"]
     if not stuck.causes:
         return ""
-    first = stuck.causes[0]
-    return ADVICE["no dump" if first.no_dump and not first.missing else first.cause]
+    one = stuck.causes[0]
+    return ADVICE["no dump" if one.no_dump and not (one.missing or one.calls) else one.cause]
 
 
 def between(
