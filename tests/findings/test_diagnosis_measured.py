@@ -308,6 +308,28 @@ def test_garbage_collections_are_one_finding(tmp_path: Path) -> None:
     assert (line.size, "(parse_it.py:300)" in line.title) == (122 / 300, True)
 
 
+@pytest.mark.parametrize(
+    ("call", "share"),
+    [
+        ("post (requests/api.py:115);readinto (socket.py:718)", 0.6),
+        ("sleep_in_c (app.py:45);wait (threading.py:320)", 0.6),
+        ("synchronize (torch/cuda/streams.py:231)", None),  # an engine waits for the GPU
+    ],
+)
+def test_a_wait_in_a_callback_blocks_the_event_loop(
+    call: str, share: float | None, tmp_path: Path
+) -> None:
+    loop = "main (app.py:9);_run_once (asyncio/base_events.py:1986)"
+    (raw := tmp_path / "a.raw.txt").write_text(
+        f"{loop};_run (asyncio/events.py:88);embed (app.py:44);{call} 60\n"
+        f"{loop};_run (asyncio/events.py:88);embed (app.py:48);dumps (json/a.py:2) 16\n"
+        f"{loop};select (selectors.py:468) 24\n"
+    )
+    found = {one.size: one.title for one in measurements("hot-line", ta.py_spy_report(raw))}
+    assert ("asyncio" in found.get(0.6, "")) == (share is not None)
+    assert (16 / 76 in found) == (share is not None)
+
+
 def test_progress_bars_are_one_finding(tmp_path: Path) -> None:
     raw = tmp_path / "a.raw.txt"
     raw.write_text(

@@ -21,10 +21,13 @@ from traceanalyzer.findings.device_time import DEVICE, DeviceTime, intervals_of
 from traceanalyzer.findings.rule import (
     ADVICE,
     OF_STEP,
+    POINTWISE,
     Answers,
     Measured,
     Rule,
+    contiguous,
     in_steps,
+    launched_in,
     longest_first,
     of_purpose,
     rule,
@@ -250,11 +253,12 @@ _FUSE_NORMS = (
 )
 def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured]:
     """Yield pointwise kernels that could be fused."""
-    time, pointwise = answers.time, (kernel_names.ELEMENTWISE, kernel_names.COPY)
-    growing = [kernel for kernel, *_ in growing_copies(result, time)]
-    kernels = result.heaviest("name").filter(~pl.col("kernel").is_in(growing))
+    time = answers.time
+    others = [kernel for kernel, *_ in growing_copies(result, time)]
+    others += contiguous(result, time)
+    kernels = result.heaviest("name").filter(~pl.col("kernel").is_in(others))
     rows = longest_first(in_steps(result, time), kernels["kernel"], "fusible_ns")
-    names = kernels.filter(pl.col("family").is_in(pointwise))["kernel"]
+    names = kernels.filter(pl.col("family").is_in(POINTWISE))["kernel"]
     every = longest_first(in_steps(result, time), names, "busy_ns")
     # kernels of several streams run at the same time
     total, whole = (min(int(one["ns"].sum()), time.busy_ns) for one in (rows, every))
@@ -265,8 +269,8 @@ def memory_bound_kernels(result: Kernels, answers: Answers) -> Iterator[Measured
     longest = ", ".join(f"{name} ({time.text(ns)})" for name, _, ns in top)
     of_norms, norms = _norms(result, time)
     yield Measured(
-        title="Elementwise and copy kernels run one after another instead of fused: "
-        f"{time.share(total)}.",
+        title=f"Elementwise and copy kernels{launched_in(result, names)} run one after another "
+        f"instead of fused: {time.share(total)}.",
         evidence=(
             (
                 f"{format_count(n, 'elementwise or copy kernel')}, {format_ns(whole / n)} each on "

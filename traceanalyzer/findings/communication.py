@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.names import called_in, frame_text
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import NO_BUFFERS
 from traceanalyzer.analyzers.kernels import training
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -59,9 +60,10 @@ _NAMED = 3
     {"info": 0.02, "warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
 )
-def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+def _repeated_reduction(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     kernels, claimed = answers.of(Kernels), straggling.claimed(answers, REPEATED)
     if claimed is None or kernels is None or kernels.training is None:
+        yield from _repeated_on_hosts(result, answers)
         return
     losses, total = claimed
     rows = kernels.training.filter(purpose=training.REPEATED)
@@ -80,6 +82,31 @@ def _repeated_reduction(_: CommOutliers, answers: Answers) -> Iterator[Measured]
         total_ns=total,
         intervals=intervals_of(losses),
     )
+
+
+def _repeated_on_hosts(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    """Yield reductions of several sizes that all steps of CPUs repeat in the same order."""
+    is_sum = pl.col("collective").str.contains("all_reduce|reduce_scatter")
+    rows = result.collectives.filter(is_sum).drop_nulls("step").sort("instance")
+    steps = rows.group_by("step").agg("message_bytes")["message_bytes"].to_list()
+    passes = {
+        max(n for n in range(1, len(one) + 1) if one[: len(one) // n] * n == one)
+        for one in steps
+        if len({*one}) > 1  # layers of one size are usual in one pass, too
+    }
+    of_calls = ~pl.col("waited") & pl.col("cause").is_in((causes.PEER, SLOW))
+    calls = answers.time.losses.filter(of_calls)["lost_ns"]
+    n = passes.pop() if len(passes) == 1 and answers.time.on_host else 1
+    total = round(int(calls.sum()) * (1 - 1 / n))
+    if total:
+        yield Measured(
+            title=f"Each step reduces the same {len(steps[0]) // n} tensors {n} times, as without "
+            "no_sync() around accumulated micro-batches: all but the last cost "
+            f"{answers.time.share(total)}.",
+            advice=_TEXTS["no_sync"],
+            total_ns=total,
+            confidence="medium",
+        )
 
 
 @rule(

@@ -15,9 +15,9 @@ from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
     ATTENTION,
-    AUTOTUNING,
+    AVOIDABLE,
+    CLIPS,
     ONE_BY_ONE,
-    SEARCH,
     TUNING,
     UPDATES,
 )
@@ -28,10 +28,12 @@ from traceanalyzer.findings.rule import (
     ADVICE,
     KERNELS_TOGETHER,
     OF_STEP,
+    POINTWISE,
     Answers,
     Measured,
     Rule,
     in_steps,
+    launched_in,
     of_purpose,
     rule,
 )
@@ -126,6 +128,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if not time.whole_ns:
         return
     yield from _matrix_updates(result, answers)
+    yield from _avoidable(result, answers)
     sums = kinds(result, time, without_attention=busy.is_found(busy.unfused_attention, answers))
     sums = sums.with_columns(pl.col("total_ns").clip(upper_bound=time.busy_ns))
     doubles = busy.double_in(result, time)["kernel"]
@@ -135,6 +138,8 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     in_pytorch = result.has_operators and answers.program.pytorch
     stalls, families = _stalls(result, answers), result.heaviest("name")
     transforms = set(families.filter(family="fft")["kernel"])
+    fusible = families.filter(pl.col("family").is_in(POINTWISE))["kernel"]
+    together = {*fusible} if fused and launched_in(result, fusible) else {}
     others = 0
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
@@ -147,6 +152,8 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         limit, remedy = _limit(result, row["kernel"], answers.program.gpus)
         if row["kernel"] in transforms and remedy != _TEXTS["more_blocks"]:
             continue
+        if row["kernel"] in together and advice == _TEXTS["profile"] and not remedy:
+            continue  # one finding names the function
         others += kind is None
         advice = remedy if remedy and advice == _TEXTS["profile"] else advice
         if advice == _TEXTS["updating"] and _fills_tables(result) >= _OF_TABLES * row["total_ns"]:
@@ -224,13 +231,9 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
         .cast({"kernel": pl.String})
         .join(labels.with_columns(pl.coalesce("kind", "kernel")), on="kernel")
     )
-    if without_attention:
-        rows = of_purpose(result, ATTENTION, time).join(names, left_on="place", right_on="name")
-        counted = rows.group_by("kernel").agg(counted=pl.col("ns").sum(), calls=pl.len())
-        each = each.join(counted, on="kernel", how="left").with_columns(
-            pl.col("n") - pl.col("calls").fill_null(0),
-            pl.col("call_ns", "total_ns") - pl.col("counted").fill_null(0),
-        ).filter(pl.col("n") > 0, pl.col("total_ns") > 0)  # fmt: skip
+    attention = of_purpose(result, ATTENTION, time).select("ns", name="place")
+    avoidable = of_purpose(result, AVOIDABLE, time).select("ns", "name")
+    each = _without(each, names, pl.concat([*[attention] * without_attention, avoidable]))
     # nothing else that is cast is as large as logits, and is cast as often as there are losses
     mean, of_logits = pl.col("call_ns") / pl.col("n"), pl.col("kernel").str.contains("LogSoftMax")
     is_cast = pl.col("kernel").str.contains(_CASTS) & (2 * mean >= mean.filter(of_logits).min())
@@ -254,6 +257,16 @@ def kinds(result: Kernels, time: DeviceTime, *, without_attention: bool = False)
     is_one_call = (2 * pl.col("max_ns") >= pl.col("call_ns")) & (pl.col("n") > _FEW)
     every = every.filter(~is_one_call, 2 * pl.col("loop_ns") < pl.col("total_ns"))
     return largest_first(every, "total_ns", "kernel")
+
+
+def _without(each: pl.DataFrame, names: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return sums of kernels without calls that other findings count."""
+    rows = calls.join(names, on="name").group_by("kernel")
+    each = each.join(rows.agg(counted=pl.col("ns").sum(), calls=pl.len()), on="kernel", how="left")
+    return each.with_columns(
+        pl.col("n") - pl.col("calls").fill_null(0),
+        pl.col("call_ns", "total_ns") - pl.col("counted").fill_null(0),
+    ).filter(pl.col("n") > 0, pl.col("total_ns") > 0)
 
 
 def _by_operator(result: Kernels, labels: pl.DataFrame) -> pl.DataFrame:
@@ -290,6 +303,25 @@ def _matrix_updates(result: Kernels, answers: Answers) -> Iterator[Measured]:
         total_ns=total,
         confidence="medium",
     )
+
+
+def _avoidable(result: Kernels, answers: Answers) -> Iterator[Measured]:
+    """Yield kernels that a change of one setting or line avoids."""
+    rows, time = of_purpose(result, AVOIDABLE, answers.time), answers.time
+    for (what,), each in rows.group_by("place", maintain_order=True):
+        times = each["call"].max()
+        kept = 1 / times if what == CLIPS and isinstance(times, int) and times else 0.0
+        total = round(int(each["ns"].sum()) * (1 - kept))
+        share = time.frac(total)
+        size = _WARNING if share >= _MUCH_AVOIDED else _INFO if share >= _AVOIDED else 0.0
+        if size:
+            title = f"{ADVICE['avoidable_work'][str(what)].format(times)}: {time.share(total)}."
+            advice = ADVICE["avoidable"][str(what)]
+            yield Measured(title, size=size, advice=advice, total_ns=total, confidence="medium")
+
+
+#: Avoidable work is info and a warning from these shares on.
+_AVOIDED, _MUCH_AVOIDED = 0.03, 0.1
 
 
 def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> float:
@@ -349,17 +381,6 @@ def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     return next(matches, _TEXTS["profile"])
 
 
-_TUNE_LESS = {
-    AUTOTUNING: "Kernels are measured again for each new key: leave sizes that change out of key= "
-    "of triton.autotune (or round them), list fewer configurations, keep the results "
-    "(cache_results=True, TRITON_CACHE_AUTOTUNING=1, TRITON_CACHE_DIR), and run all shapes in a "
-    "warm-up.",
-    SEARCH: "The library measures its algorithms again for each new input size: use fixed sizes "
-    "(padding, buckets) and a warm-up with each of them, or torch.backends.cudnn.benchmark=False "
-    "for sizes that change.",
-}
-
-
 @rule(
     "kernels",
     "kernels that run only to measure which of them is the fastest: Triton's autotuning, and the "
@@ -387,7 +408,7 @@ def _kernel_tuning(result: Kernels, answers: Answers) -> Iterator[Measured]:
                 "the fastest kernel; other findings do not count their kernels."
             ),
         ),
-        advice=_TUNE_LESS[sums["name"][0]],
+        advice=ADVICE["tuning"][sums["name"][0]],
         total_ns=total,
         most_gain_ns=total,
         confidence="high" if time.in_steps else "low",  # it may be the start of the program

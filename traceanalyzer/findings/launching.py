@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.display import listed, places
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.common.waits import DATA, DEVICE as GPU_WORK, REQUESTS, SLEEPS
+from traceanalyzer.analyzers.common.waits import DATA, DEVICE as GPU_WORK, REQUESTS, SLEEPS, THREAD
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -29,7 +29,7 @@ from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime
-from traceanalyzer.findings.rule import Answers, Measured, in_steps, rule, within
+from traceanalyzer.findings.rule import ADVICE, Answers, Measured, in_steps, rule, within
 from traceanalyzer.frames import linking
 from traceanalyzer.units import (
     NS_PER_MS,
@@ -41,6 +41,7 @@ from traceanalyzer.units import (
 )
 from traceanalyzer.vocabulary import ALLOCATES
 
+_TEXTS = ADVICE["launching"]
 #: Maximum number of items in a list.
 _NAMED = 3
 
@@ -150,7 +151,7 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     drafted = lost.filter(pl.col("step").str.contains(_DRAFT))["lost_ns"].sum()
     names = f"{one.range} {one.phase} {around.get('called')} {around.get('code')}"
     if re.search(_DRAFT, names) or 2 * drafted > lost["lost_ns"].sum():
-        return _GRAPH_OF_DRAFT
+        return _TEXTS["graph_of_draft"]
     fitting = activities.advice_on_launches(one, place if share >= MOST else "", result.launched)
     if fitting and result.program.pytorch and answers.loops.is_empty():
         return fitting
@@ -163,11 +164,6 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
 
 #: Where an inference engine runs a draft model.
 _DRAFT = r"(?i)(?:^|[^a-z])draft|spec_decode|speculat|eagle_|medusa"
-_GRAPH_OF_DRAFT = (
-    "The draft model is launched kernel by kernel: use CUDA graphs for it, too (vLLM: no "
-    "enforce_eager in speculative_config, a cudagraph_mode and capture sizes that cover drafts; "
-    "SGLang: no --disable-cuda-graph), or draft fewer tokens."
-)
 _JOIN = (
     "Join the kernels of {} (batched or grouped matrix products, a fused kernel, torch.compile). "
 )
@@ -234,14 +230,9 @@ def read_collectives(answers: Answers) -> tuple[str, str]:
     where = next(filter(None, (place.get("annotation"), place.get("python"))), "")
     inside = f" in {frame_text(where)}" if where else ""
     calls = f"{each:,.0f} {name} calls of at most {format_bytes(size)} in each step{inside}"
-    return f" of {calls}", _REDUCE_TOGETHER
+    return f" of {calls}", _TEXTS["reduce_together"]
 
 
-_REDUCE_TOGETHER = (
-    "Stack these numbers into one tensor, and reduce it once: logged metrics every N steps, read "
-    "only to print them (Lightning: self.log(..., sync_dist=False), or torchmetrics, which reduces "
-    "at the end of an epoch); norms and flags without reading them (torch.where)."
-)
 #: Collectives of so few bytes are of single numbers; so many in a step can be joined.
 _SCALARS_BYTES, _SEVERAL = 64, 3
 
@@ -347,21 +338,8 @@ def pinning(result: GpuIdle, answers: Answers) -> tuple[str, str]:
     if pinned.is_empty() or 2 * ns < waits:
         return "", ""
     call, n = pinned["call"][0], format_count(int(pinned["n"].sum()), "call")
-    advice = _PINS_BATCHES if result.has_loader else _PINS_IN_LOOP
+    advice = _TEXTS["pins_batches"] if result.has_loader else _TEXTS["pins_in_loop"]
     return f", mostly {call}", f"{call} takes {format_ns(ns)} ({n}): {advice}"
-
-
-_PINS_BATCHES = (
-    "the thread that pins batches (pin_memory) allocates again and again, which more workers do "
-    "not change. Release batches after use and keep their sizes equal, so that pinned memory is "
-    "reused, pin fewer, larger tensors, or register it faster "
-    "(PYTORCH_CUDA_ALLOC_CONF=pinned_use_cuda_host_register:True)."
-)
-_PINS_IN_LOOP = (
-    "it pins host memory in the loop (tensor.pin_memory()). Allocate pinned buffers once, before "
-    "the loop, and copy each batch into them, or let DataLoader(pin_memory=True) pin batches in "
-    "its own thread."
-)
 
 
 def copies_state(result: GpuIdle, answers: Answers) -> str:
@@ -385,7 +363,8 @@ def waits_by_design(result: GpuIdle, share: float) -> bool:
     one = result.activity(causes.HOST_CODE)
     if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
         return one.wait in (GPU_WORK, REQUESTS)
-    is_loop = one.wait == DATA and bool(re.search(_EVENT_LOOP, one.place))
+    names = f"{one.place} {one.called} {one.frame}"
+    is_loop = one.wait in (DATA, THREAD) and bool(re.search(_EVENT_LOOP, names))
     gaps = result.of_cause(causes.HOST_CODE)
     long = gaps.filter(pl.col("end") - pl.col("start") >= _TIMER_NS)
     return is_loop or (one.wait == SLEEPS and 2 * share > 1 and 2 * long.height > gaps.height)
@@ -395,7 +374,7 @@ RECORD_GPU = (
     "Record the GPU, too (ProfilerActivity.CUDA), if the program uses it: this may be its time."
 )
 #: Waits of servers for any of their connections, and the shortest usual period of a timer.
-_EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select", 10 * NS_PER_MS
+_EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select|gradio|queueing\.py|serve_forever", 10 * NS_PER_MS
 
 
 def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:
@@ -411,27 +390,17 @@ def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str
         return (
             activities.advice_on_collectives(code)
             if "_object" in code.called
-            else _ON_GPU.format(code.text)
+            else _TEXTS["on_gpu"].format(code.text)
         )
     if rows is None or not steps or not name:
         return ""
     rows = rows.filter(pl.col("step").is_in(steps), pl.col("name") == name.string)
     longer = rows.filter(pl.col("total_ns") > _MANY_TIMES * pl.col("usual_ns")).height
-    return _STALLED.format(name[0]) if longer else ""
+    return _TEXTS["stalled"].format(name[0]) if longer else ""
 
 
-_ON_GPU = (
-    "{} works on the CPU with data of the GPU: do this on the GPU (tensor operators instead of "
-    "NumPy and Python loops), or less often."
-)
 #: Ranges of PyTorch whose code is the same in all steps; a stall is so many times as long.
 _OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
-_STALLED = (
-    "{} does the same in all steps, but takes many times as long in these: its thread had probably "
-    "no CPU, or waited for memory. Look at /proc/PID/schedstat, for other processes on its cores "
-    "(/proc/pressure/cpu), a CPU quota (cpu.max), page faults and swap; give each rank cores of "
-    "its own."
-)
 
 
 #: The function of JAX that compiles.

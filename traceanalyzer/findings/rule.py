@@ -11,9 +11,10 @@ from typing import Any, TypedDict, TypeVar, Unpack
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common import soundness
+from traceanalyzer.analyzers.common import kernel_names, soundness
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -318,6 +319,35 @@ def longest_first(rows: pl.DataFrame, kernels: pl.Series, column: str) -> pl.Dat
     chosen = rows.lazy().filter(pl.col("kernel").is_in(kernels.implode()), pl.col(column) > 0)
     sums = chosen.group_by("kernel").agg(pl.col("n").sum(), ns=pl.col(column).sum())
     return largest_first(sums.collect().cast({"kernel": pl.String}), "ns", "kernel")
+
+
+#: Families of kernels that fusion joins.
+POINTWISE = (kernel_names.ELEMENTWISE, kernel_names.COPY)
+#: Operators that make a tensor contiguous, and the share of the time of such a kernel from which on
+#: it is a finding of its own.
+_CONTIGUOUS, _MUCH = r"aten::(?:reshape|contiguous|clone|repeat|expand)\b", 0.15
+#: Least share of kernels whose function is that of all.
+_NEARLY_ALL = 0.8
+
+
+def contiguous(result: Kernels, time: DeviceTime) -> Iterator[str]:
+    """Yield kernels that take much time to make tensors contiguous, which fusion does not avoid."""
+    copies = result.heaviest("name").filter(pl.col("family") == kernel_names.COPY)["kernel"]
+    for kernel, _, ns in longest_first(in_steps(result, time), copies, "busy_ns").iter_rows():
+        place = result.place(kernel)
+        operators = f"{place.get('operator')} {place.get('outer')}"
+        if time.frac(ns) >= _MUCH and re.search(_CONTIGUOUS, operators):
+            yield kernel
+
+
+def launched_in(result: Kernels, names: pl.Series) -> str:
+    """Return the function that launches nearly all of some kernels, as a phrase; else empty."""
+    if result.heavy is None:
+        return ""
+    rows = result.heavy.filter(pl.col("kernel").is_in(names.implode()))
+    by = rows.group_by(place=pl.coalesce("called", "code")).agg(pl.col("ns").sum())
+    name, ns = (*largest_first(by, "ns", "place").rows(), (None, 0))[0]
+    return f" in {frame_text(name)}" if name and ns >= _NEARLY_ALL * int(rows["ns"].sum()) else ""
 
 
 def within(rows: pl.DataFrame, spans: pl.DataFrame) -> pl.Series:

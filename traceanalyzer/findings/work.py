@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
-from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, LOADER
+from traceanalyzer.analyzers.common.own_lines import BACKGROUND, BLOCKS, COMPILES, LOADER
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, RANKS, wait_of
 from traceanalyzer.analyzers.info.compute import Info
@@ -58,8 +58,7 @@ def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
             evidence=(
                 f"{row['others']:,} others in lower precision take {format_ns(row['others_ns'])}.",
             ),
-            advice="Find the tensor that is float64 (data from NumPy is by default) and convert it "
-            "before the model (.float()): single precision takes about half as long.",
+            advice=_TEXTS["double"],
             cost_ns=round(row["ns"] / 2 / row["steps"]),
             of="step time",
             per="step",
@@ -95,10 +94,7 @@ def _contended_cpus(result: Steps, _: Answers) -> Iterator[Measured]:
             "Calls are longer independently of those next to them; larger inputs change both.",
             "Waits of threads for a CPU are not recorded.",
         ),
-        advice="To confirm it, look for other processes on the CPUs (top, /proc/pressure/cpu) and "
-        "for a CPU quota (cpu.max, nr_throttled in cpu.stat). Run fewer threads (OMP_NUM_THREADS, "
-        "torch.set_num_threads, loader workers), and record again on an idle machine: until then "
-        "the times of code say little.",
+        advice=_TEXTS["contended"],
         cost_ns=round(share * row["steps_ns"] / steps),
         of="step time",
         per="step",
@@ -125,8 +121,7 @@ def _growing_calls(result: Steps, _: Answers) -> Iterator[Measured]:
             title=f"Each step runs more calls of {row['outer'] or row['name']}{called_in(row)}, "
             f"from {row['first']:,} to {row['last']:,}: {format_ns(row['last_ns'])} more in the "
             f"last step ({format_frac(last)}) than in the first.",
-            advice="Find the list, history or cache that grows (losses, metrics, hooks, a retained "
-            "graph), and clear it or keep a running value.",
+            advice=_TEXTS["grows"],
             cost_ns=round(row["more_ns"] / row["steps"]),
             cost_frac=mean,
             of="step time",
@@ -143,8 +138,7 @@ def _growing_calls(result: Steps, _: Answers) -> Iterator[Measured]:
             size=more / row["last_bytes"],
             title=f"Each step keeps {each} of host memory that it allocates{within}"
             f"{called_in(row)}: {format_bytes(more)} in {row['steps'] - 1} steps.",
-            advice="Find what keeps tensors or the graph of each step alive: a sum of losses (use "
-            "loss.item() or .detach()), a list of outputs, retain_graph=True, hooks.",
+            advice=_TEXTS["keeps"],
             cost_bytes=more,
             of="the memory at the end",
             rank=row["rank"],
@@ -163,10 +157,12 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         return
     paths = _with_saves(result)
     counted = paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
-    running = float(counted["samples"].sum())
+    blocked = float(paths.filter(doing=BLOCKS)["samples"].sum())
+    running = float(counted["samples"].sum()) + blocked
     idle = result.total_samples - running
     yield from _loading(result)
-    of = "samples that run code" if idle else "samples"
+    runs = f"samples that run code{' or block the event loop' * (blocked > 0)}"
+    of = runs if idle else "samples"
     of = "allocated memory" if result.unit == "bytes" else of
     loading, is_alone = result.loader_wait_frac, (result.processes["role"] == MAIN).all()
     before = (
@@ -376,6 +372,7 @@ def _activities(result: LeafPaths) -> Iterator[Measured]:
 #: What samples do that have a finding: phrase and advice.
 _ACTIVITIES = {
     COMPILES: ("compile code", _TEXTS["compiles"]),
+    BLOCKS: ("block the event loop of asyncio, which serves nothing meanwhile", _TEXTS["blocks"]),
     RANKS: ("wait for other ranks", f"{ADVICE[RANKS]}."),
 }
 
@@ -415,8 +412,7 @@ def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
             size=share,
             title=f"Threads wait for a lock in {place}: {format_frac(share)} of samples.",
             evidence=(f"Meanwhile one thread at a time is in {holder}.",),
-            advice="Hold the lock for a shorter time: read, wait and compute outside of it, or use "
-            "a lock for each entry.",
+            advice=_TEXTS["lock"],
             of="samples",
             confidence="medium",
         )
@@ -547,9 +543,9 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
             return "Print the table again, and copy all of it."
         if formats.is_in(DATABASES).any():
             return "Copy the file again, or export the recording again."
-        if (formats == PRINTED_TEXT).any():
-            return "Print or copy the text again, with all its lines."
         return "Stop the profiler before the job ends, so that it can write the complete file."
+    if (lost["code"] == "history-overflowed").any():
+        return "Keep more events (VizTracer: tracer_entries), or record for a shorter time."
     if lost["code"].str.contains(_OTHER_TABLES).any():
         return "Export the recording with another version of the profiler: its tables differ."
     return (

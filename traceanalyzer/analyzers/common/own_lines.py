@@ -32,6 +32,8 @@ _NEXT_BATCH = r"dataloader\.py: (?:\w+\.)*(?:__next__|_next_data|_(?:try_)?get_d
 _DATA = "waits for data"
 #: What a sample does in which code is traced or compiled at run time, and where.
 COMPILES = "compiles"
+#: What a callback of asyncio does that waits, other than for the GPU, and where it is called.
+BLOCKS, _CALLBACK = "blocks the event loop", r"asyncio[/\\]events\.py: (?:Handle\.)?_run$"
 _COMPILER = (
     r"(?:^|[/\\])(?:jax/_src/(?:compiler\.py: |interpreters/\w+\.py: (?:trace_to_jaxpr|lower_)\w*$)"
     r"|torch/(?:_dynamo/convert_frame\.py: |_inductor/compile_fx\.py: (?:\w+\.)*\w*compile)"
@@ -129,9 +131,11 @@ def doing(
     loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)
     compiles = tree.on_stack(code.str.contains(_COMPILER).to_numpy(), node)
     syncs = code.str.contains(_SYNCHRONISES).gather(row_of(at(tree.frame, source)))
+    blocks = tree.on_stack(code.str.contains(_CALLBACK).to_numpy(), node)
     rows = pl.DataFrame(
         {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads,
-         "compiles": compiles, "ranks": ranks, "syncs": syncs.fill_null(value=False)}
+         "blocks": blocks, "compiles": compiles, "ranks": ranks,
+         "syncs": syncs.fill_null(value=False)}
     )  # fmt: skip
     apart = np.zeros(len(node), np.bool_) if background is None else background
     wait = pl.coalesce("alone", "above", pl.when("syncs").then(pl.lit(DEVICE)))
@@ -148,6 +152,8 @@ def doing(
         .then(pl.lit(PROCESS))
         .when("ranks")
         .then(pl.lit(RANKS))
+        .when(pl.col("blocks") & (wait != DEVICE))
+        .then(pl.lit(BLOCKS))
         .when(pl.col("loads") & wait.is_not_null())
         .then(pl.lit(LOADER))
         .when(pl.Series(apart) & wait.is_null())

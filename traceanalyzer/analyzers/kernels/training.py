@@ -45,6 +45,13 @@ ATTENTION, TUNING, NAN_CHECK = "unfused attention", "tuning", "NaN check"
 FORWARD = "forward"
 UPDATES, EXTENDED, NORM = "matrix updates", "extended tensor", "norm by operators"
 SLOWED, SHARED = "slowed by collectives", "other process"
+#: Avoidable work, and the ranges or functions that launch it.
+AVOIDABLE, ZEROS, CLIPS = "avoidable", "fills gradients", "clips gradients"
+_AVOIDED = {
+    ZEROS: r"^Optimizer\.zero_grad",
+    "joins weights": r"^aten::_cudnn_rnn_flatten_weight$",
+    CLIPS: r"(?:clip_grad|utils)\w*\.py\(\d+\): clip_grad_norm\w*$",
+}
 
 #: The operator that joins tensors, and two of them in its recorded inputs.
 JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
@@ -103,7 +110,7 @@ LEAST_RUN = 100
 #: Place of such runs in an optimizer.
 IN_OPTIMIZER = "Optimizer.step"
 #: What adds gradients to those of the parameters, if these were filled with 0.
-ACCUMULATES = "AccumulateGrad"
+ACCUMULATES, _SUMS = "AccumulateGrad", "AccumulateGrad$"
 #: A loop over tensors calls few different operators, and some change a tensor or reduce one.
 _MOST_OPERATORS, _LEAST_IN_PLACE, _NAMED = 16, 0.2, 3
 _OF_A_TENSOR = r"^aten::(?:\w*[a-z0-9]_|(?:linalg_)?(?:vector_)?norm)$"
@@ -180,7 +187,9 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         the first one of each, which reads and writes every value once, as a fused one does; place
         is the Python function. :data:`SLOWED`: the time that compute kernels take longer while
         collectives run, see :func:`_slowed`. :data:`SHARED`: the time in which other processes use
-        the devices of the one with the steps; name is the process.
+        the devices of the one with the steps; name is the process. :data:`AVOIDABLE`: kernels of
+        ranges that need not run, or not so often (place); call is how often they run in a step of
+        the optimizer.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -209,11 +218,11 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _matrix_updates(work, calls, nodes, steps),
         _extending(trace, work, calls),
         _norms(trace, work, calls, nodes),
+        *(_avoidable(trace, work, calls, names, what) for what in _AVOIDED),
     ]
     others = _shaped(_repeating(trace, work, calls, steps))
     others = others.join(found, on=["device", "start"], how="anti", nulls_equal=True)
-    found = pl.concat([attention, found, others])
-    return pl.concat([found, *(_shaped(rows) for rows in tables if rows.height)])
+    return pl.concat([attention, found, others, *map(_shaped, tables)])
 
 
 def _ranges(
@@ -307,6 +316,25 @@ def _of_many(
     return rows.with_columns(place=pl.lit(place), purpose=pl.lit(ONE_BY_ONE))
 
 
+def _avoidable(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str], what: str
+) -> pl.DataFrame:
+    """Kernels of ranges that need not run, or not so often."""
+    hosts, patterns = (*_ON_HOST, "python_function"), (_AVOIDED[what], _OPTIMIZER_STEP, _SUMS)
+    ranges, steps, sums = (_ranges(trace, names, one, hosts) for one in patterns)
+    calls = calls.sort("ts")
+    rows = linking.label_by_interval(calls, ranges, _THREAD).drop_nulls("interval")
+    if what == ZEROS and rows.height:  # the first sums after it only copy
+        others = linking.label_by_interval(calls, sums, _THREAD).drop_nulls("interval")
+        ahead = calls.join(sums, on=_THREAD, how="anti").rename({"ts": "start"})
+        others = others.with_columns(before=_count(ahead, others), step=_count(steps, others))
+        first = pl.col("before") == pl.col("before").min().over("step")
+        rows = pl.concat([rows, others.filter(first).select(rows.columns)])
+    times = round(ranges.height / max(steps.height, 1))
+    labels = {"purpose": pl.lit(AVOIDABLE), "place": pl.lit(what), "of_tensor": None, "call": times}
+    return work[rows["work"]].filter(work_kind=COMPUTE).with_columns(**labels)
+
+
 def _repeating(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
@@ -398,8 +426,9 @@ def _reductions(
         _count(steps, rows).alias("call"),
         purpose=pl.lit(GRADIENTS),
     )
-    sums = rows.filter(kind == ALL_REDUCE)
-    return pl.concat([_shaped(sums), *[_shaped(_repeated(rows))] * bool(steps.height)])
+    return pl.concat(
+        [_shaped(rows.filter(kind == ALL_REDUCE)), *[_shaped(_repeated(rows))] * bool(steps.height)]
+    )
 
 
 def _repeated(rows: pl.DataFrame) -> pl.DataFrame:

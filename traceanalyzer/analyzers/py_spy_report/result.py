@@ -45,8 +45,9 @@ class LeafPaths(Result):
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
             ``library_function_name``, ``library_function_path``, ``library_function_line``,
             ``library``, ``samples``, ``samples_frac``, ``doing`` (what it does instead of running
-            code: it waits for something, imports modules, or has no Python frame),
-            ``proportion``; most samples first.
+            code: it waits for something, imports modules, or has no Python frame), ``caller`` (the
+            function that calls the leaf's library, else its file), ``proportion``; most samples
+            first.
         groups: sums if requested: ``group``, ``key``, ``path``, ``line``, ``self``, ``self_frac``,
             ``total``, ``total_frac``; most ``self`` first.
         lines: one row per line of own code (or of the libraries) that runs, the innermost one of

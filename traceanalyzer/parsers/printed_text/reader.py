@@ -8,10 +8,10 @@ import polars as pl
 from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.printed_text import (
-    deepspeed_log,
     flops_profile,
     key_averages,
     memory_summary,
+    training_log,
 )
 from traceanalyzer.parsers.printed_text.lines import Line, Lines, Rows
 from traceanalyzer.parsers.source import Source, rank_from_name
@@ -95,7 +95,7 @@ class _Process:
         self._tables = (
             key_averages.Reader(rows), memory_summary.Reader(rows), flops_profile.Reader(rows),
         )  # fmt: skip
-        self._log = deepspeed_log.Reader(rows)
+        self._log = training_log.Reader(rows)
 
     def feed(self, line: Line) -> None:
         """Read a line with the form that it belongs to, if any."""

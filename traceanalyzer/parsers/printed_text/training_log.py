@@ -1,4 +1,4 @@
-"""Lines that DeepSpeed logs (timers, throughput, memory, communication), and those of others.
+"""Lines that training programs log: DeepSpeed (timers, throughput, memory, communication), others.
 
 Megatron-LM, TorchTitan, nanoGPT, LitGPT and the Trainer of Hugging Face print less. TorchTitan
 prints no time of a step: it is that between two of its lines, divided by the steps between.
@@ -171,22 +171,22 @@ class Reader:
     def _of_others(self, line: Line) -> bool:
         """Read a line of TorchTitan, nanoGPT, LitGPT or Hugging Face's Trainer."""
         if match := _TRAINER.search(line.text):
-            speed = {"time_ns": nanoseconds(f"{match[2]} s")}
-            self.rows.add(TIMERS, self._place(TIMERS), line, speed, name=f"{match[1]}_runtime")
-            speed = {"samples_per_s": number(match[3] or "")}
-            self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, speed)
+            values = {"time_ns": nanoseconds(f"{match[2]} s")}
+            self.rows.add(TIMERS, self._place(TIMERS), line, values, name=f"{match[1]}_runtime")
+            values = {"samples_per_s": number(match[3] or "")}
+            self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, values)
             return True
         if (match := _TITAN.search(line.text) or _NANO.search(line.text)) is None:
             return False
         texts = {name: (text or "").replace(",", "") for name, text in match.groupdict().items()}
         place, step, mfu = self._place(TIMERS), int(texts["step"]), number(f"{texts['mfu']}e-2")
-        speed = {"iteration": step, "tflops": number(texts.get("tflops", "")), "mfu_frac": mfu}
-        self.rows.add(TIMERS, place, line, speed)
+        values = {"iteration": step, "tflops": number(texts.get("tflops", "")), "mfu_frac": mfu}
+        self.rows.add(TIMERS, place, line, values)
         time = nanoseconds(texts["time"]) if "time" in texts else self._since(step, line.printed_ns)
         self.rows.add(TIMERS, place, line, {"time_ns": time}, name="step time")
         if "tokens" in texts:
-            speed = {"tokens_per_s": number(texts["tokens"]), "global_step": step}
-            self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, speed)
+            values = {"tokens_per_s": number(texts["tokens"]), "global_step": step}
+            self.rows.add(THROUGHPUT, self._place(THROUGHPUT), line, values)
             memory = {"reserved_peak_bytes": size(f"{texts['memory']} GB")}
             self.rows.add(MEMORY, self._place(MEMORY), line, memory, name=f"step {step}")
         return True
