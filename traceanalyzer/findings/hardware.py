@@ -153,10 +153,11 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     if rows.filter(pl.col("step") != _OUTSIDE).is_empty():
         return pl.DataFrame()
     keys = [*DEVICE, "kernel", "blocks"]
-    usual = (pl.col("total_ns") / pl.col("n")).median().over(keys)
-    steps = pl.len().over(keys)
-    over = pl.col("max_ns") - usual
-    common = rows.with_columns(over=over, usual=usual * pl.col("n")).filter(steps >= _ENOUGH)
+    usual = (pl.col("total_ns") / pl.col("n")).median()
+    known = rows.group_by(keys).agg(usual=usual, steps=pl.len()).filter(pl.col("steps") >= _ENOUGH)
+    common = rows.join(known, on=keys, nulls_equal=True, maintain_order="left")
+    over, usual = pl.col("max_ns") - pl.col("usual"), pl.col("usual") * pl.col("n")
+    common = common.with_columns(over=over, usual=usual)
     each = common.group_by(*DEVICE, "step").agg(
         pl.col("total_ns", "usual", "n").sum(), pl.col("over").max()
     )

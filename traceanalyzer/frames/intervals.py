@@ -44,6 +44,18 @@ def union(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     return _to_frame(groups, _union(_spans(frame, group)))
 
 
+def reached(rows: pl.DataFrame, by: Sequence[str]) -> pl.Series:
+    """Return the latest end of the earlier rows of each row's group; null for its first row."""
+    _, (group,) = group_numbers(by, rows)
+    order = np.argsort(narrow(group), kind="stable")
+    first, latest = np.diff(group[order], prepend=-1) > 0, integers(rows["end"])[order]
+    for low, high in itertools.pairwise([*np.flatnonzero(first), order.size]):
+        np.maximum.accumulate(latest[low:high], out=latest[low:high])
+    before, known = np.empty_like(latest), np.empty_like(first)
+    before[order[1:]], known[order] = latest[:-1], ~first
+    return nullable("reached", before, known)
+
+
 def crowded(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return the time in which two or more intervals overlap.
 
@@ -52,16 +64,9 @@ def crowded(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     Returns:
         The columns ``by``, ``start``, ``end``, one row per maximal run, sorted.
     """
-    before = pl.col("end").cum_max().shift(1)
-    return union(
-        frame.filter(IS_INTERVAL)
-        .select(*by, "start", "end")
-        .sort("start")
-        .with_columns(before=before.over(by) if by else before)
-        .drop_nulls("before")
-        .with_columns(end=pl.min_horizontal("end", "before")),
-        by,
-    )
+    rows = frame.filter(IS_INTERVAL).select(*by, "start", "end").sort("start")
+    rows = rows.hstack([reached(rows, by)]).drop_nulls("reached")
+    return union(rows.with_columns(end=pl.min_horizontal("end", "reached")), by)
 
 
 def measure(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:

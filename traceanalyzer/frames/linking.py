@@ -84,6 +84,9 @@ def enclosing(points: pl.DataFrame, slices: pl.DataFrame, by: Sequence[str] = ()
         return points.hstack([intervals.nulls("slice", pl.UInt32, points.height)])
     _, (at, group) = group_numbers(by, points, slices)
     rows, spans = _ranges(slices, group)
+    after = (spans.start[1:] >= spans.end[:-1]) & (spans.group[1:] == spans.group[:-1])
+    if (after | (spans.group[1:] > spans.group[:-1])).all():  # one after another
+        return label_by_interval(points, slices, by).rename({"interval": "slice"})
     time = intervals.integers(points["ts"])
     group, start, end = map(np.concatenate, zip(spans, (at, time, time), strict=True))
     # a point follows the slices that start at its time

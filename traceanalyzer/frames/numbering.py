@@ -59,7 +59,7 @@ def _first_rows(number: Numbers, size: int) -> Numbers:
         fresh = np.flatnonzero(first[some] < 0)[::-1]  # reversed: the first row is written last
         if fresh.size:
             first[some[fresh]] = fresh + low
-            left -= len(np.unique(some[fresh]))
+            left -= int(np.count_nonzero(first[some[fresh]] == fresh + low))
             if not left:
                 break
     return first

@@ -41,7 +41,7 @@ class Places:
 
     def operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost operator."""
-        return self.operators["name"][self._operator_rows(at)]
+        return self.operators["name"][self.operator_rows(at)]
 
     def outer_operator(self, at: pl.DataFrame) -> pl.Series:
         """Return the outermost operator: one that starts when all earlier ones have ended."""
@@ -53,8 +53,8 @@ class Places:
 
     @cached_property
     def _outer(self) -> pl.DataFrame:
-        ended = pl.col("end").cum_max().shift(1).over(THREAD)
-        return self.operators.filter((pl.col("start") >= ended).fill_null(value=True))
+        ended = intervals.reached(self.operators, THREAD)
+        return self.operators.filter((self.operators["start"] >= ended).fill_null(value=True))
 
     def annotation(self, at: pl.DataFrame) -> pl.Series:
         """Return the innermost annotation that does not mark a step."""
@@ -65,7 +65,7 @@ class Places:
         operators, annotations = (
             slices[["name", "start"]][rows]
             for slices, rows in (
-                (self.operators, self._operator_rows(at)),
+                (self.operators, self.operator_rows(at)),
                 (self.annotations, linking.enclosing(at, self.annotations, THREAD)["slice"]),
             )
         )
@@ -76,7 +76,8 @@ class Places:
             .otherwise(operators["name"])
         ).to_series()
 
-    def _operator_rows(self, at: pl.DataFrame) -> pl.Series:
+    def operator_rows(self, at: pl.DataFrame) -> pl.Series:
+        """Return the row of the innermost operator."""
         return slice_tree.innermost(at, self.tree, THREAD)
 
     @cached_property
@@ -91,10 +92,10 @@ def places_of(trace: Trace) -> Places:
 
 
 def _places(trace: Trace) -> Places:
-    recorded = _slices(trace, "cpu_op")
+    recorded = slices(trace, "cpu_op")
     marked = recorded.select(named(recorded, [_MARKED])).to_series()
     operators = recorded.filter(~marked) if marked.any() else recorded
-    annotations = pl.concat([_slices(trace, "user_annotation", "nvtx"), recorded.filter(marked)])
+    annotations = pl.concat([slices(trace, "user_annotation", "nvtx"), recorded.filter(marked)])
     steps = named(annotations, [NUMBERED_STEP])
     return Places(
         operators, annotations.filter(~steps).sort("start", "end", descending=[False, True])
@@ -109,7 +110,7 @@ def python_frames(
     """Return the innermost Python frame of own code at each row, else of any code with a line."""
     if "python_function" not in trace.kinds:
         return pl.repeat(None, at.height, dtype=trace.events.schema["name"], eager=True)
-    rows = _slices(trace, "python_function")
+    rows = slices(trace, "python_function")
     lined = rows.filter(~named(rows, [_NO_LINE]))
     first = _innermost(at, lined.filter(in_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
@@ -251,7 +252,7 @@ def _tree_around(trace: Trace, ts: pl.Series) -> pl.DataFrame:
     for some in intervals.pieces(near.size):
         start, length = events["ts"][some], events["dur"][some].fill_null(0)
         near[some] = np.searchsorted(times, start) < np.searchsorted(times, start + length)
-    rows = _slices(trace, "cpu_op", *ANNOTATION_KINDS, "python_function", among=pl.Series(near))
+    rows = slices(trace, "cpu_op", *ANNOTATION_KINDS, "python_function", among=pl.Series(near))
     rows = rows.drop_nulls("tid")
     return slice_tree.build_tree(rows.sort("start", "end", descending=[False, True]), THREAD)
 
@@ -275,7 +276,8 @@ def _common(chain: pl.DataFrame, roles: Iterable[str], whole: pl.DataFrame) -> p
     return first.pivot("role", on_columns=list(roles), index="group", values=["name", "depth"])
 
 
-def _slices(trace: Trace, *kinds: str, among: pl.Series | None = None) -> pl.DataFrame:
+def slices(trace: Trace, *kinds: str, among: pl.Series | None = None) -> pl.DataFrame:
+    """Return slices of these kinds (if ``among`` these rows): kind, pid, tid, name, start, end."""
     columns = trace.events[["kind", *THREAD, "name", "ts", "dur"]]
     is_chosen = pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)
     rows = columns.filter(is_chosen if among is None else is_chosen & among)

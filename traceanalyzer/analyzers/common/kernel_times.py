@@ -351,9 +351,10 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     others = sums.filter(~is_this)
     count = max(others[key].n_unique(), 1)
     mean = pl.col("total_ns") / pl.col("n")
-    usual = others.group_by(same).agg(
-        usual_n=pl.col("n").extend_constant(0, count - pl.len()).median(), usual_mean=mean.median()
-    )
+    # the two in the middle, if those without the kernel have 0 calls
+    middle = (pl.col("n").get(n // 2, null_on_oob=True).fill_null(0) for n in (count - 1, count))
+    ordered = others.sort("n", descending=True).group_by(same)
+    usual = ordered.agg(usual_n=sum(middle) / 2, usual_mean=mean.median())
     this = sums.filter(is_this).with_columns(mean=mean)
     rows = this.join(usual, on=same, how="full", coalesce=True, nulls_equal=True).with_columns(
         pl.col("n", "total_ns", "max_ns", "usual_n").fill_null(0)

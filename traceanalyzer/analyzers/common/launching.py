@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.base import Needs, Reader
 from traceanalyzer.analyzers.common.columns import grouped
 from traceanalyzer.analyzers.common.device_work import device_work, work_rows
 from traceanalyzer.analyzers.common.names import distinct
-from traceanalyzer.frames import linking, nesting
+from traceanalyzer.frames import intervals, linking, nesting
 from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import format_frac, format_ns
 from traceanalyzer.vocabulary import DEVICE_WORK, LAUNCH, LAUNCH_KINDS, call_class
@@ -133,7 +133,7 @@ def _first_launches(trace: Trace) -> pl.DataFrame:
     )  # fmt: skip
     if first.is_empty():
         return first
-    free = work.select(free=pl.col("end").cum_max().shift(1).over("device", "stream")).to_series()
+    free = intervals.reached(work, ["device", "stream"])
     return first.filter((free[first["work"]] <= first["end"]).fill_null(value=True))
 
 

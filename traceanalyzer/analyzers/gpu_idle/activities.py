@@ -345,12 +345,12 @@ def main_place(gaps: pl.DataFrame, *columns: str) -> tuple[str, int, int]:
     Returns:
         Its name, time in ns and number of gaps; an empty name if there is none.
     """
-    columns = columns or ("own_code", "annotation", "host_event", "python")
+    known = [one for one in columns or causes.PLACES if gaps[one].null_count() < gaps.height]
     times: defaultdict[str, list[int]] = defaultdict(list)
-    for step, ns, *found in gaps[["step", "cause_ns", *columns]].iter_rows():
+    for step, ns, *found in gaps[["step", "cause_ns", *known]].iter_rows():
         name = next(filter(None, found), step)
         # the step annotation has no information about the place
-        if name not in (step, REPETITION.sub("", step or "")):
+        if name != step and name != REPETITION.sub("", step or ""):
             times[name].append(ns)
     for name, plain in one_name_for_numbers(times).items():
         times[plain] += times.pop(name)

@@ -36,6 +36,8 @@ NAMES: dict[str, str] = {cause: texts["heading"] for cause, texts in _TEXTS.item
 CAUSES = tuple(NAMES)
 #: Causes of gaps in which the operating system may have stopped the host.
 STOPPED = (LAUNCH, HOST_CODE)
+#: Columns of gaps that name the place of the host; the first that is known counts.
+PLACES = ("own_code", "annotation", "host_event", "python")
 #: What main threads do in transfers, apart from waits for other ranks.
 IN_COLLECTIVES = "in collectives"
 CAUSE = pl.Enum(CAUSES)

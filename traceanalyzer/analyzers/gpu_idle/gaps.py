@@ -69,12 +69,9 @@ def queued(gaps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """
     delayed = pl.col("end") - pl.col("launched") > causes.LAUNCH_LATENCY_NS
     rows = gaps.select(
-        "unit",
-        start=pl.max_horizontal("start", "launched"),
-        end="end",
-        launched="launched",
+        "unit", "end", "launched", start=pl.max_horizontal("start", "launched"),
         waits=delayed | (pl.col("launched") <= pl.col("start")),
-    )
+    )  # fmt: skip
     begun = (pl.col("start") < pl.col("end")) & pl.col("launched").is_not_null()
     waits, prompt = (rows.filter(begun & which) for which in (pl.col("waits"), ~pl.col("waits")))
     return waits[:, _INTERVAL], prompt[:, _INTERVAL]

@@ -257,7 +257,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     launched = calls[["work", "start", "end"]].insert_column(1, thread)
     del calls, thread  # of millions of calls, before the slices are taken
     pids = threads[["unit", "pid"]].unique()
-    slices = _slices(trace, known)
+    slices = slices_of(trace, known)
     return Excerpt(
         **origin(trace.meta),
         steps=steps,
@@ -392,7 +392,7 @@ def _host_slices(trace: Trace, condition: pl.Expr) -> pl.DataFrame:
     return rows.select(*_LANE, start="ts", end=pl.col("ts") + pl.col("dur"))
 
 
-def _slices(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
+def slices_of(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
     """Return slices of these threads (pid, tid, thread): kind, name, thread, start, end."""
     by_thread = [np.zeros(0, np.uint32)]
     for pid, tid in threads.select(_LANE).iter_rows():  # few rows

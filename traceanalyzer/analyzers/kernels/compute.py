@@ -251,7 +251,7 @@ def _kernels_of_steps(
     trace: Trace, work: pl.DataFrame, saved: pl.Series, counted: pl.Series
 ) -> pl.DataFrame:
     """Count the kernels by name, grid size and the step that launched them."""
-    before = pl.col("end").cum_max().shift().over("device", "name", order_by="start")
+    before = intervals.reached(work, ["device", "name"])
     length = pl.col("end") - pl.col("start")
     busy = (pl.col("end") - pl.max_horizontal("start", before)).clip(0)
     kernels = work.select("event", "device", "name", length=length, busy_ns=busy)
@@ -484,6 +484,8 @@ def _common_lines(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
 
     Without lines it is the module of all layers: ``layers.*.attention``.
     """
+    if "args" not in trace.events.columns:
+        return work[["name"]].clear().with_columns(lines=pl.lit(None, pl.String))
     modules = assignment.named_modules(trace, work["event"]).str.replace_all(r"\d+", "*")
     lines = mapped(host_code.recorded_lines(trace, work["event"]), frame_text).alias("lines")
     lines = lines.zip_with(lines.is_not_null(), modules)
@@ -505,7 +507,7 @@ def _synchronising(trace: Trace, starts: pl.Series) -> pl.DataFrame:
 def _late_launches(trace: Trace, work: pl.DataFrame, waits: pl.DataFrame) -> pl.DataFrame:
     """Return launches that an idle device waited for, and how long, except after ``waits``."""
     returned = trace.events[["ts", "dur"]][work["launch"]].sum_horizontal()
-    free = pl.col("end").cum_max().shift(1).over(DEVICE)
+    free = intervals.reached(work, DEVICE)
     rows = work.select("launch", next="start", ns=pl.col("start") - free, late=returned - free)
     late = rows.filter(pl.col("late") >= 0, pl.col("ns") <= _LONG_NS)
     return late.join(waits, on="next", how="anti").with_columns(work_kind=pl.lit(LAUNCH))

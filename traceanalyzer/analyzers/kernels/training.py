@@ -232,11 +232,8 @@ def _ranges(
     hits = matching(names, [pattern])
     if not hits:
         return _NO_RANGES
-    end = pl.col("ts") + pl.col("dur")
-    on_host = pl.col("kind").is_in(kinds) & (pl.col("dur") > 0)
-    columns = trace.events[["kind", *_THREAD, "name", "ts", "dur"]]
-    rows = columns.filter(on_host & pl.col("name").is_in(hits))
-    return rows.select(*_THREAD, "name", start="ts", end=end).sort("start")
+    rows = host_code.slices(trace, *kinds, among=trace.events["name"].is_in(hits))
+    return rows.drop("kind").sort("start")
 
 
 _NO_RANGES = schema.empty("events").select(*_THREAD, "name", start="ts", end="dur")
@@ -733,10 +730,12 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
     grids = trace.launch_configs.select("event", blocks=blocks)
     kernels = work.filter(work_kind=COMPUTE)[["event", "device", "name", "start", "end"]]
-    rows = intervals.overlap_with(kernels, running, ["device"]).join(grids, on="event")
-    rows = rows.with_columns(
+    rows = intervals.overlap_with(kernels, running, ["device"]).with_columns(
         length=length, alone=overlap == 0, both=overlap >= _OVERLAPPED * length
     )
+    if rows["both"].sum() < _CALLS * _KERNELS:
+        return _NONE
+    rows = rows.join(grids, on="event")
     alone, both = (pl.col("length").filter(which) for which in ("alone", "both"))
     sums = rows.group_by(_SAME).agg(
         usual=alone.median(),
@@ -821,11 +820,12 @@ def fusible_ns(
 
 def _of_purposes(work: pl.DataFrame, training: pl.DataFrame, *purposes: str) -> intervals.Bools:
     """Mark the work of these purposes."""
-    rows = training.filter(pl.col("purpose").is_in(purposes))
-    marked: intervals.Bools = np.zeros(work.height, np.bool_)
-    if rows.height:
-        marked = linking.first_match(rows, work, ("device", "start", "end")) != nesting.ROOT
-    return marked
+    key = "device", "start", pl.col("end") - pl.col("start")  # lengths have a smaller range
+    rows = training.filter(pl.col("purpose").is_in(purposes)).select(key)
+    if rows.is_empty():
+        return np.zeros(work.height, np.bool_)
+    of: intervals.Bools = linking.first_match(rows, work.select(key), rows.columns) != nesting.ROOT
+    return of
 
 
 def _without_longest(length: intervals.Ints, sequence: intervals.Ints) -> intervals.Ints:

@@ -32,10 +32,11 @@ from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_com
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.device_steps import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
+from traceanalyzer.analyzers.common.host_code import slices
 from traceanalyzer.analyzers.common.launching import launch_rows, launches
 from traceanalyzer.analyzers.common.names import matching as named_like
 from traceanalyzer.frames import linking, nesting
-from traceanalyzer.trace import Trace, of_kinds
+from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -60,11 +61,8 @@ def phases(trace: Trace, calls: pl.DataFrame, threads: pl.DataFrame) -> pl.Serie
     known: dict[str, str] = {}
     for phase, pattern in _RANGES.items():
         known = dict.fromkeys(named_like(trace.names, [pattern]), phase) | known
-    is_range = of_kinds(ANNOTATION_KINDS) & pl.col("name").is_in(list(known))
-    events = trace.events[["kind", "name", *_THREAD, "ts", "dur"]].filter(
-        is_range, pl.col("tid").is_not_null(), pl.col("dur") > 0
-    )
-    ranges = events.select("name", *_THREAD, start="ts", end=pl.col("ts") + pl.col("dur"))
+    ranges = slices(trace, *ANNOTATION_KINDS).filter(pl.col("name").is_in([*known]))
+    ranges = ranges.drop_nulls("tid")
     at = calls.select(*_THREAD, ts="launch_start")
     names = ranges["name"].cast(pl.String)[linking.enclosing(at, ranges, _THREAD)["slice"]]
     named = names.replace_strict(known, default=None, return_dtype=pl.String)

@@ -332,17 +332,17 @@ def without_time(
     mine = _of_programs(job, lost)
     if mine.is_empty():
         return list(weights)
-    whole = engine.joined(weights)
-    less = _without_time(whole, *job.timed, mine)
-    if not with_host:
+    whole, (calls, work) = engine.joined(weights), job.timed
+    if with_host:
+        less = _without_time(whole, calls, work, mine)
+    else:
         group, share = job.flow.group, np.ones(1 + job.sizes.size)  # the last one: of no collective
-        left = np.where(whole.transfer > 0, less.transfer / np.maximum(whole.transfer, 1), 1.0)
-        np.minimum.at(share, group, left)
+        np.minimum.at(share, group, _left(work, "end", whole.transfer, mine))
         transfer = whole.transfer * np.where(group < 0, 1.0, share[group])
-        is_transfer = (job.timed[1]["work_kind"] == COMMUNICATION).to_numpy()
-        duration = np.where(is_transfer, less.duration, whole.duration)
-        whole = replace(whole, duration=duration, transfer=transfer)
-        less = _without_waits(whole, job.timed[0], _exposed(job.timed[1]), mine)
+        is_transfer = (work["work_kind"] == COMMUNICATION).to_numpy()
+        left = _left(work, "end", whole.duration * is_transfer, mine)
+        whole = replace(whole, duration=whole.duration * left, transfer=transfer)
+        less = _without_waits(whole, calls, _exposed(work), mine)
     return less.of_each(job.first_call, job.first_row)
 
 

@@ -18,11 +18,12 @@ from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import launched_work
+from traceanalyzer.analyzers.common.host_code import places_of, slices
 from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
 from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.common.replays import captures
 from traceanalyzer.analyzers.gpu_idle import causes
-from traceanalyzer.analyzers.gpu_idle.host import computing, launch_time
+from traceanalyzer.analyzers.gpu_idle.host import computing, launch_time, slices_of
 from traceanalyzer.analyzers.replay import host, profiler
 from traceanalyzer.analyzers.replay.host import RUN
 from traceanalyzer.errors import MissingData
@@ -301,7 +302,7 @@ def _calls(
     rows = trace.events[["name", "pid", "tid", "ts", "dur"]][event]
     calls = rows.select(
         event, "name", "pid", "tid", start="ts", end=pl.col("ts") + pl.col("dur"),
-        does=mapped(rows["name"].cast(pl.String), call_class),
+        does=mapped(rows["name"], call_class),
         launching=pl.Series(launching)[event],
     ).join(on_host, on="event", how="left", maintain_order="left")  # fmt: skip
     kernel_threads = calls.filter("launching", pl.col("does") != COPY)["tid"].unique()
@@ -335,19 +336,13 @@ def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[p
 
     What the thread that marks the steps loads counts for the threads that launch kernels.
     """
-    lane = ["pid", "tid"]
     windows = calls.select("thread", start="since", end="start")
-    threads = calls[[*lane, "thread"]].unique()
-    looping = steps.select(*lane, thread=pl.lit(-1, pl.Int64)).unique()
-    rows = trace.events[["kind", "name", *lane, "ts", "dur"]].filter(
-        of_kinds(HOST_KINDS) & (pl.col("dur") > 0)
-    )
-    rows = rows.select("kind", "name", *lane, start="ts", end=pl.col("ts") + pl.col("dur"))
-    slices = rows.join(threads, on=lane, nulls_equal=True)
+    threads = calls[["pid", "tid", "thread"]].unique()
+    looping = steps.select("pid", "tid", thread=pl.lit(-1, pl.Int64)).unique()
+    looping = looping.join(threads, on=looping.columns, how="anti", nulls_equal=True)
+    slices, others = (slices_of(trace, some) for some in (threads, looping))
     loads = of_kinds(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
-    loader = pl.concat(
-        [slices.filter(loads), rows.filter(loads).join(looping, on=lane)], how="vertical_relaxed"
-    )
+    loader = pl.concat([slices, others]).filter(loads)
     of_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
     launched = calls.filter("launching") if "launching" in calls.columns else slices.clear()
     others = pl.concat([calls[_SPAN], of_calls[_SPAN]])
@@ -661,7 +656,7 @@ def _blocking(
     pairs: list[tuple[int, int]] = []
     last_work, launched = np.full(calls.height, -1), np.flatnonzero(call >= 0)
     last_work[call[launched]] = launched
-    for number in np.flatnonzero((kinds != "") & ~np.isin(kinds, [*OF_CALLS])).tolist():
+    for number in (~kinds.is_in(["", *OF_CALLS])).arg_true().to_list():
         kind = kinds[number]
         if kind == "copy":
             rows = [int(last_work[number])]
@@ -679,7 +674,7 @@ def _blocking(
     calls = calls.with_columns(
         call_ns=pl.Series(np.where(blocked, np.minimum(spent, GAP_NS), spent)),
         tail_ns=pl.Series(tail),
-        kind=pl.Series(kinds.astype(object), dtype=pl.String).replace("", None),
+        kind=kinds.replace("", None),
     ).drop("does")
     waits = pl.DataFrame(
         {"call": edges[:, 0], "after": edges[:, 1]}, schema={"call": pl.Int64, "after": pl.Int64}
@@ -774,9 +769,7 @@ def _in_step(pauses: pl.DataFrame) -> pl.DataFrame:
     return rows.clear() if is_chance else rows.with_columns(pl.col("rest_ns").clip(0))
 
 
-def _kinds(
-    trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
-) -> npt.NDArray[np.str_]:
+def _kinds(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints) -> pl.Series:
     """Return why each call may wait, or which call it is; empty for others.
 
     The first launch of a kernel that loads its code is a call that loads modules.
@@ -787,19 +780,23 @@ def _kinds(
     last_end = np.zeros(calls.height, np.int64)
     np.maximum.at(last_end, call[call >= 0], work["end"].to_numpy()[call >= 0])
     ends_in_call = launches & (last_end <= calls["end"].to_numpy() + ROUNDING_NS)
-    does = calls["does"].to_numpy()
+
+    def of(*classes: str) -> npt.NDArray[np.bool_]:
+        return calls["does"].is_in(classes).fill_null(value=False).to_numpy()
+
     by_name = calls["name"].is_in(matching(trace.names, SYNCHRONISING_CALLS)).fill_null(value=False)
     synchronises = by_name.to_numpy() & ~launches
-    allocates = np.isin(does, ALLOCATES) & (length > BLOCKED_NS)
-    copies = (does == COPY) & ends_in_call & (length > ROUNDING_NS)
+    allocates = of(*ALLOCATES) & (length > BLOCKED_NS)
+    copies = of(COPY) & ends_in_call & (length > ROUNDING_NS)
     collective = calls["group"].is_not_null().to_numpy() & ~launches
     loads = calls["event"].is_in(first_launches(trace)["launch"].implode()).to_numpy()
     queued = launches & ~copies & ~loads & (length > BLOCKED_NS)
     conditions = [collective, allocates, synchronises, copies, queued]
-    waiting = ["collective", "allocate", "synchronise", "copy", "queue"]
-    counts = ~launches & ((length > causes.LONG_CALL_NS) | ~np.isin(does, _IF_LONG))
-    others = [np.isin(does, classes) & counts for classes in OF_CALLS.values()]
-    return np.select([*conditions, loads, *others], [*waiting, "module", *OF_CALLS], "")
+    names = ["", "collective", "allocate", "synchronise", "copy", "queue", "module", *OF_CALLS]
+    counts = ~launches & ((length > causes.LONG_CALL_NS) | ~of(*_IF_LONG))
+    others = [of(*classes) & counts for classes in OF_CALLS.values()]
+    number = np.select([*conditions, loads, *others], range(1, len(names)))
+    return pl.Series(names)[number]
 
 
 # --- annotations -----------------------------------------------------------------------------
@@ -809,18 +806,13 @@ def _ranges(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
     """Return the names of annotations, and the innermost one of each call and row of work."""
-    rows = trace.events[["kind", "name", "pid", "tid", "ts", "dur"]].filter(pl.col("dur") > 0)
-    rows = rows.with_columns(
-        pl.col("name").cast(pl.String), start="ts", end=pl.sum_horizontal("ts", "dur")
-    )
-    spans, operators = (rows.filter(of_kinds(kinds)) for kinds in (ANNOTATION_KINDS, ("cpu_op",)))
+    spans = slices(trace, *ANNOTATION_KINDS).with_columns(pl.col("name").cast(pl.String))
     names = spans["name"].unique().sort()
 
-    def inside(at: pl.Expr, of: pl.DataFrame) -> pl.Series:
-        return linking.enclosing(calls.select("pid", "tid", ts=at), of, ["pid", "tid"])["slice"]
-
-    def around(at: pl.Expr) -> pl.Series:
-        return spans["name"][inside(at, spans)].replace_strict(
+    def around(time: pl.Expr) -> pl.Series:
+        at = calls.select("pid", "tid", ts=time)
+        inside = linking.enclosing(at, spans, ["pid", "tid"])["slice"]
+        return spans["name"][inside].replace_strict(
             names, pl.int_range(names.len(), eager=True), default=None, return_dtype=pl.Int32
         )
 
@@ -829,6 +821,6 @@ def _ranges(
     number = pl.Series(np.maximum(call, 0))
     of_work = of_call[number] if calls.height else pl.Series([None] * work.height, dtype=pl.Int32)
     of_work = pl.select(pl.when(pl.Series(call >= 0)).then(of_work)).to_series()
-    operator = inside(pl.col("start"), operators)
+    operator = places_of(trace).operator_rows(calls.select("pid", "tid", ts="start"))
     of_calls = pl.DataFrame({"range": of_call, "range_before": before, "operator": operator})
     return names, of_calls, of_work.alias("range")

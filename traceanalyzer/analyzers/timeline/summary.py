@@ -138,7 +138,9 @@ def _states(units: pl.DataFrame, lost: pl.DataFrame, compared: CommOutliers | No
     busy = intervals.subtract(units.select("lane", "start", "end"), states, _LANE).select(
         "lane", "start", "end", state=pl.lit("compute", STATE), cause=pl.lit(None, pl.String)
     )
-    states = pl.concat([busy, states]).sort("lane", "start")
+    states = pl.concat([busy, states])
+    order = intervals.stable_order(*(states[one].to_numpy() for one in ("lane", "start")))
+    states = states[order]  # faster than a sort
     if compared is None or compared.arrivals.is_empty():
         return states.with_columns(peer=pl.lit(None, pl.Int32))
     waits = with_peers(compared.on_devices(units), units)

@@ -219,12 +219,12 @@ class Collected:
             if not len(column):
                 continue
             if name in _TEXT:
-                column = recode[np.minimum(column, len(recode) - 1)]
+                column = np.take(recode, column, mode="clip")
             elif name.endswith("_rows"):
                 column = column + np.uint32(base)
             elif name == "order":
                 columns.height += len(column)
-                column = column.astype(np.int64) + self.events
+                column = np.add(column, self.events, dtype=np.int64)
             columns.parts.setdefault(name, []).append(column)
             self.unspilled += column.nbytes
         for name, labels in rows.labels.items():

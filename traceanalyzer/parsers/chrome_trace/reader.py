@@ -374,8 +374,8 @@ def _listed(folder: Path) -> tuple[Path, ...]:
 
 @lru_cache(maxsize=16)
 def _listed_at(folder: Path, changed_ns: int) -> tuple[Path, ...]:  # noqa: ARG001 - of the cache
-    files = sorted(folder.iterdir())
-    return tuple(one for one in files if _NAMED.search(one.name) and _SUFFIX.search(one.name))
+    each = folder.iterdir()
+    return tuple(sorted(f for f in each if _NAMED.search(f.name) and _SUFFIX.search(f.name)))
 
 
 def _contents(path: Path) -> list[Any]:
