@@ -238,7 +238,6 @@ def _names(_context: click.Context, _option: click.Parameter, text: str | None) 
 _TABLE_OPTIONS = (
     click.option(
         "--sort",
-        "table_sort",
         metavar="COLUMN",
         callback=_names,
         help="Sort by COLUMN in every table that has it, or by TABLE.COLUMN: numbers in descending "
@@ -246,7 +245,6 @@ _TABLE_OPTIONS = (
     ),
     click.option(
         "--columns",
-        "table_columns",
         metavar="A,B,...",
         callback=_names,
         help="Show only these columns, in every table that has one (TABLE.COLUMN: in one table).",
@@ -361,11 +359,15 @@ def reading_here(command: Command) -> Command:
 def _with_reading(command: Command, options: Sequence[Decorator]) -> Command:
     @wraps(command)
     def wrapped(*args: Any, **values: Any) -> None:
-        known = {field.name for field in fields(ReadingOptions)} & values.keys()
-        settings = ReadingOptions(**{name: values.pop(name) for name in known})
-        command(*args, reading=settings, **values)
+        command(*args, reading=_taken(ReadingOptions, values), **values)
 
     return with_options(*options)(wrapped)
+
+
+def _taken(kind: Any, values: dict[str, Any]) -> Any:
+    """Remove the values of the fields of a dataclass, and return them as one object."""
+    known = {field.name for field in fields(kind)} & values.keys()
+    return kind(**{name: values.pop(name) for name in known})
 
 
 def with_options(*options: Decorator) -> Decorator:
@@ -439,24 +441,10 @@ def writing_pictures(forms: Sequence[Form]) -> Decorator:
 
 def _with_writing(command: Command, options: Sequence[Decorator], default: Form) -> Command:
     @wraps(command)
-    def wrapped(
-        *args: Any,
-        output: str | None,
-        force: bool,
-        to: Form | None,
-        top: int | str | None,
-        table_sort: tuple[str, ...],
-        table_columns: tuple[str, ...],
-        color: bool | None,
-        table: str | None = None,
-        plot: str | None = None,
-        **rest: Any,
-    ) -> None:
-        form = to or form_by_suffix(output, default)
-        settings = Writing(
-            output, force, form, limit(top, form), plot, table_sort, table_columns, color, table
-        )
-        command(*args, writing=settings, **rest)
+    def wrapped(*args: Any, **values: Any) -> None:
+        form = values["to"] or form_by_suffix(values["output"], default)
+        values |= {"to": form, "top": limit(values["top"], form)}
+        command(*args, writing=_taken(Writing, values), **values)
 
     return with_options(*options)(wrapped)
 
