@@ -531,8 +531,8 @@ def from_rows(
 def issue_rows(
     issues: Iterable[tuple[str, str, int, str | None]], rank: int | None
 ) -> pl.DataFrame:
-    """Return rows of ``issues`` from (severity, code, count, first place)."""
-    rows = [(*issue, rank) for issue in issues]
+    """Return rows of ``issues`` from (severity, code, count, first place), without counts of 0."""
+    rows = [(*issue, rank) for issue in issues if issue[2]]
     if not rows:
         return schema.empty("issues")
     return pl.DataFrame(rows, schema=schema.types("issues"), orient="row")

@@ -133,7 +133,7 @@ def bounded(trace: Trace) -> Trace:
     late_count = sum(getattr(trace, name).height - getattr(in_range, name).height for name in timed)
     wrong_count = sum(count for _, count in tables.values())
     counts = [("time-out-of-range", late_count), ("number-out-of-range", wrong_count)]
-    issues = [("data_loss", code, count, None) for code, count in counts if count]
+    issues = [("data_loss", code, count, None) for code, count in counts]
     frames: dict[str, Any] = {name: frame for name, (frame, _) in tables.items()}
     frames["issues"] = pl.concat([trace.issues, issue_rows(issues, trace.meta.rank)])
     return replace(in_range, sources=tuple(map(_dated, trace.sources)), **frames)

@@ -86,11 +86,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
             source.path, "no row has all numbers", hint="pass the whole folder of the run"
         )
     table = _table(form, rows, _run(path))
-    lost = number - rows.height
-    issues: list[tuple[str, str, int, str | None]] = []
-    if lost:
-        issues.append(("data_loss", "incomplete-row", lost, None))
-    issues += source.issues
+    issues = [("data_loss", "incomplete-row", number - rows.height, None), *source.issues]
     meta = Meta(path=source.path, format=ITWINAI, version=form)
     return Trace(sources=(meta,), aggregates=table, issues=issue_rows(issues, None))
 

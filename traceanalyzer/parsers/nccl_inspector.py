@@ -194,12 +194,11 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     only = next(iter(ranks.values())) if len(ranks) == 1 else None
     timed = sum(end is not None for end in recorded.end_ns)
     tables = _events(recorded, ranks, selection) if timed else _aggregates(recorded, ranks)
-    issues: list[tuple[str, str, int, str | None]] = [
-        (*key, count, f"line {first}") for key, (count, first) in recorded.issues.items()
+    issues = [
+        *((*key, count, f"line {first}") for key, (count, first) in recorded.issues.items()),
+        ("data_loss", "no-time", len(recorded.block) - timed if timed else 0, None),
+        *source.issues,
     ]
-    if timed and timed < len(recorded.block):
-        issues.append(("data_loss", "no-time", len(recorded.block) - timed, None))
-    issues += source.issues
     hosts = {one.host for one in recorded.series}
     meta = Meta(
         path=source.path,

@@ -74,10 +74,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     rank = rank_from_name(source.path)
     if rank is None and (match := _RANK.search(command)):
         rank = int(match[1])
-    issues: list[tuple[str, str, int, str | None]] = []
-    if bad:
-        issues.append(("data_loss", "bad-line", bad, None))
-    issues += source.issues
+    issues = [("data_loss", "bad-line", bad, None), *source.issues]
     wanted = selection.kinds is None or bool(selection.kinds & {"sample", "lane"})
     meta = Meta(path=source.path, format=PY_SPY_DUMP, rank=rank, weight_unit="samples")
     tables = _tables(threads, rank) if wanted else {}

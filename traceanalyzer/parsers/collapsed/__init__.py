@@ -104,13 +104,13 @@ def _events(lines: Lines, tree: stacks.Tree, rank: int | None) -> pl.DataFrame:
     return sample_events(lines.lanes, lane_of, both, leaf, rank, category=category)
 
 
-def _issues(source: Source, lines: Lines) -> Iterator[tuple[str, str, int, str | None]]:
-    if lines.bad:
-        yield "data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"
-    if lines.freed:
-        text = "samples of freed memory: only allocations are counted"
-        yield "notice", "freed-memory", lines.freed, text
-    yield from source.issues
+def _issues(source: Source, lines: Lines) -> list[tuple[str, str, int, str | None]]:
+    freed = "samples of freed memory: only allocations are counted"
+    return [
+        ("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"),
+        ("notice", "freed-memory", lines.freed, freed),
+        *source.issues,
+    ]
 
 
 def _numbers(values: array[int]) -> stacks.Numbers:

@@ -587,11 +587,10 @@ def _issues(
     if read.truncated is not None:
         yield ("data_loss", "truncated", 1, f"{read.truncated:,} bytes read")
     yield from source.issues
-    found = (
+    yield from (
         ("notice", "trailing-bytes", read.trailing, None),
         ("data_loss", "stray-entries", len(entries) - len(rows), None),
         ("notice", "wrong-type", numbers.wrong, None),
         ("data_loss", "no-group", sum(_group(row)[0] is None for row in rows), None),
         ("notice", "no-entries", int(not rows), "this rank recorded no collective"),
     )
-    yield from (one for one in found if one[2])

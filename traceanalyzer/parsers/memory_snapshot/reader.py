@@ -186,24 +186,18 @@ def _pinned(reading: Snapshot, top: dict[str, int]) -> int:
 def _issues(
     source: Source, reading: Snapshot, top: dict[str, int], history: History, alone: int
 ) -> Iterator[Finding]:
-    pickled = reading.document
-    if not pickled.complete:
-        yield ("data_loss", "truncated", 1, f"{pickled.consumed:,} bytes read")
-    yield from source.issues
-    if pickled.trailing:
-        yield ("notice", "trailing-bytes", pickled.trailing, None)
+    pickled, is_cut = reading.document, not reading.document.complete
     of_host = reading.members(top.get(document.HOST_TRACES, 0), document.EVENTS)
-    if lost := history.table.height - history.rows.size - of_host.size:
-        yield ("data_loss", "stray-events", lost, None)
-    if pinned := _pinned(reading, top):
-        yield ("notice", "pinned-host-memory", pinned, "rows are not analysed")
-    if reading.wrong:
-        yield ("data_loss", "wrong-type", reading.wrong, None)
+    stray = history.table.height - history.rows.size - of_host.size
+    yield "data_loss", "truncated", int(is_cut), f"{pickled.consumed:,} bytes read"
+    yield from source.issues
+    yield "notice", "trailing-bytes", pickled.trailing, None
+    yield "data_loss", "stray-events", stray, None
+    yield "notice", "pinned-host-memory", _pinned(reading, top), "rows are not analysed"
+    yield "data_loss", "wrong-type", reading.wrong, None
     if history.rows.size <= 1:
         yield ("notice", "no-history", 1, RECORD)
     elif _overflowed(reading, top):
         yield ("notice", "history-overflowed", 1, "the oldest events were overwritten")
-    if history.backwards:
-        yield ("notice", "time-backwards", history.backwards, None)
-    if alone:
-        yield ("info", "open-annotations", alone, None)
+    yield "notice", "time-backwards", history.backwards, None
+    yield "info", "open-annotations", alone, None

@@ -273,7 +273,7 @@ class _Reader:
         """Return what was skipped or is unusual."""
         messages = self.messages
         error, warning = (next(iter(texts), None) for texts in (messages.errors, messages.warnings))
-        issues = [
+        return [
             ("data_loss", "bad-line", self.bad + messages.bad, None),
             ("data_loss", "truncated", int(self.truncated), "the last row"),
             ("data_loss", "ncu-error", messages.counts["errors"], error),
@@ -282,7 +282,6 @@ class _Reader:
             ("info", "decimal-comma", self._numbers.with_comma, None),
             *source.issues,
         ]
-        return [issue for issue in issues if issue[2]]
 
 
 def _cells(text: bytes, layout: Layout, places: dict[str, int]) -> pl.DataFrame | None:

@@ -116,6 +116,5 @@ class _Process:
 def _issues(source: Source, rows: Rows, lines: Lines) -> Iterator[tuple[str, str, int, str | None]]:
     for (severity, code), (count, first) in rows.issues.items():
         yield (severity, code, count, f"line {first}")
-    if lines.too_long:
-        yield ("data_loss", "long-line", lines.too_long, f"line {lines.first_too_long}")
+    yield "data_loss", "long-line", lines.too_long, f"line {lines.first_too_long}"
     yield from source.issues

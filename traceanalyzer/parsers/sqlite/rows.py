@@ -294,10 +294,8 @@ def of_file(file: File) -> Iterator[Finding]:
 
 def of_rows(timeless: int, negative: int) -> Iterator[Finding]:
     """Report rows without a time, or that end before they start."""
-    if timeless:
-        yield "data_loss", "no-time", timeless, None
-    if negative:
-        yield "notice", "negative-duration", negative, None
+    yield "data_loss", "no-time", timeless, None
+    yield "notice", "negative-duration", negative, None
 
 
 def negative(parts: Iterable[pl.DataFrame]) -> int:
@@ -312,5 +310,4 @@ def of_database(database: Database) -> Iterator[Finding]:
     for table, rows in sorted(database.losses.rows.items()):
         yield "data_loss", "unreadable-rows", sum(rows.values()), f"{table}, row {min(rows)}"
     for table, values in sorted(database.losses.mistyped.items()):
-        if count := sum(values.values()):
-            yield "data_loss", "wrong-type", count, table
+        yield "data_loss", "wrong-type", sum(values.values()), table
