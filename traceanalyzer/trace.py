@@ -525,14 +525,16 @@ def from_rows(
     )
     start = events["ts"].min() if meta.start_ns is None else meta.start_ns
     dated = replace(meta, start_ns=start if isinstance(start, int) else None)
-    return sort_events(Trace((dated,), events=events, issues=issue_rows(issues, meta.rank)))
+    return sort_events(
+        Trace((dated,), events=events, issues=issue_rows(issues, meta.rank, zeros=True))
+    )
 
 
 def issue_rows(
-    issues: Iterable[tuple[str, str, int, str | None]], rank: int | None
+    issues: Iterable[tuple[str, str, int, str | None]], rank: int | None, *, zeros: bool = False
 ) -> pl.DataFrame:
-    """Return rows of ``issues`` from (severity, code, count, first place), without counts of 0."""
-    rows = [(*issue, rank) for issue in issues if issue[2]]
+    """Return rows of ``issues`` from (severity, code, count, place), with ``zeros`` or without."""
+    rows = [(*issue, rank) for issue in issues if zeros or issue[2]]
     if not rows:
         return schema.empty("issues")
     return pl.DataFrame(rows, schema=schema.types("issues"), orient="row")

@@ -161,7 +161,8 @@ def trace_of(
         (_severity(code), *_detailed(code, n, at)) for code, (n, at) in collected.issues.items()
     ]
     tables = {name: frames.get(name, schema.empty(name)) for name in schema.TABLES}
-    trace = Trace(sources=(meta,), **{**tables, "issues": issue_rows(rows, meta.rank)})
+    tables["issues"] = issue_rows(rows, meta.rank, zeros=True)
+    trace = Trace(sources=(meta,), **tables)
     if "args" in trace.events.columns and trace.events["kind"].eq("kernel").any():
         trace = _annotated(trace)
     if is_truncated(trace):
