@@ -230,9 +230,8 @@ class Assembler:
 
     def _count_odd_durations(self) -> None:
         complete = self.dur[: self.height]
-        negative = int(((complete < 0) & (complete != NULL)).sum())
-        if negative:
-            self.of.issues.note("negative-duration", -1, negative)
+        negative = (complete < 0) & (complete != NULL)
+        self.of.issues.lose("negative-duration", int(negative.sum()))
 
     def _events(self) -> pl.DataFrame:
         if not self.of.in_files:
@@ -442,8 +441,7 @@ class Assembler:
         from traceanalyzer.parsers.chrome_trace import producers
 
         frame, changed = producers.undo_composer_units(frame)
-        if changed:
-            self.of.issues.note("composer-units", -1, changed)
+        self.of.issues.lose("composer-units", changed)
         return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
             "ts", maintain_order=True
         )

@@ -68,6 +68,11 @@ class Issues(dict[str, tuple[int, int]]):
         previous, first = self.get(code, (0, offset))
         self[code] = (previous + count, first)
 
+    def lose(self, code: str, count: int) -> None:
+        """Count events that are lost at unknown places, if there are any."""
+        if count:
+            self.note(code, -1, count)
+
     def add(self, others: Mapping[str, tuple[int, int]], offset: int = 0) -> None:
         """Add other issues, with an offset added to their positions."""
         for code, (count, first) in others.items():

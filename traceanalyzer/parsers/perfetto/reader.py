@@ -118,9 +118,7 @@ def _content(
         packets, _ = wire.packets(data)
         for _ in _compressed(data, packets):  # within each other: Perfetto writes none
             issues.note("bad-packet", -1)
-    bad = int(((packets["kind"] & wire.IS_BAD) > 0).sum())
-    if bad:
-        issues.note("bad-packet", -1, bad)
+    issues.lose("bad-packet", int(((packets["kind"] & wire.IS_BAD) > 0).sum()))
     return data, packets
 
 
@@ -185,9 +183,7 @@ class _Recording:
         self.states = [state.new_state(), *self.described.states.values()]
         numbers = {key: i for i, key in enumerate(self.described.states, 1)}
         self.state_number = np.array([numbers.get(key, 0) for key in self.keys], np.int64)
-        others = int((kind == wire.IS_OTHER).sum())
-        if others:
-            collected.issues.note("unknown-packet", -1, others)
+        collected.issues.lose("unknown-packet", int((kind == wire.IS_OTHER).sum()))
         self.ts = self._times()
         self.track = self._tracks()
 
@@ -212,8 +208,7 @@ class _Recording:
             self.described, self.packets["ts"], clock, self.packets["sequence"]
         )
         timed = unknown[(self.packets["kind"][unknown] & wire.IS_EVENT) > 0]
-        if len(timed):
-            self.collected.issues.note("unknown-clock", -1, len(timed))
+        self.collected.issues.lose("unknown-clock", len(timed))
         return ts
 
     def _tracks(self) -> Ints:
@@ -225,19 +220,16 @@ class _Recording:
         issues, kind = self.collected.issues, self.packets["kind"]
         good = ((kind & wire.IS_EVENT) > 0) & ((kind & wire.IS_BAD) == 0)
         timeless = good & (self.ts == NULL)
-        if timeless.any():
-            issues.note("no-time", -1, int(timeless.sum()))
+        issues.lose("no-time", int(timeless.sum()))
         events = np.flatnonzero(good & ~timeless)
         type_ = self.packets["type"][events]
         legacy = (type_ < BEGIN) | (type_ > _COUNTER)
-        if legacy.any():
-            issues.note("unknown-phase", -1, int(legacy.sum()))
+        issues.lose("unknown-phase", int(legacy.sum()))
         paired = events[(type_ == BEGIN) | (type_ == END)]
         uuids, track = wire.numbered(self.track[paired])
         track = track.astype(np.min_scalar_type(len(uuids)))  # NumPy sorts small integers faster
         pairs = pair(self.ts[paired], track, self.packets["type"][paired])
-        if pairs.unmatched:
-            issues.note("unmatched-end", -1, pairs.unmatched)
+        issues.lose("unmatched-end", pairs.unmatched)
         begin = paired[pairs.begin]
         end = np.where(pairs.end < 0, -1, paired[pairs.end])
         instants = events[type_ == _INSTANT]
@@ -298,8 +290,7 @@ class _Recording:
             return process(text, 0, selection, final=True), unknown
 
         def add(batches: list[Batch], unknown: int) -> None:
-            if unknown:
-                self.collected.issues.note("unknown-text", -1, unknown)
+            self.collected.issues.lose("unknown-text", unknown)
             self._add(batches)
 
         if len(rows) <= _ROWS:
@@ -345,8 +336,7 @@ class _Recording:
     def _flows(self, table: Ints, places: list[slices.Place]) -> None:
         """Read arrows: each leads from an event to the next one with its id."""
         points, left_out = wire.flows(self.data, np.ascontiguousarray(table[:, 2:4]))
-        if left_out:
-            self.collected.issues.note("too-many-flows", -1, left_out)
+        self.collected.issues.lose("too-many-flows", left_out)
         ts = table[points[:, 0], 0]
         order = np.lexsort((points[:, 0], ts, points[:, 1]))
         points, ts = points[order], ts[order]
