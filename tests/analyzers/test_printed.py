@@ -804,7 +804,7 @@ def test_diagnose_of_a_truncated_text_names_it(torch: str, tmp_path: Path) -> No
 @pytest.mark.matrix
 def test_next_to_traces_the_tables_are_details() -> None:
     alone, both = ta.diagnose(TRACE), ta.diagnose([LOG, TRACE])
-    assert both.verdict == alone.verdict
+    assert both.verdict.partition(".")[0] == alone.verdict.partition(".")[0]
     assert both.findings == alone.findings
     assert {one.name for one in both.tables if one.detail} >= {"operators", "timers"}
 

@@ -235,3 +235,27 @@ def test_a_stall_is_explained_by_prompts_of_the_same_run(tmp_path: Path) -> None
         (folder := tmp_path / str(tokens)).mkdir()
         logs.append(write_benchmark(folder, 100, [100] * 30 + [tokens] + [100] * 30, 0.02))
     assert requests(logs).stalls["input_tokens"].to_list() == [20_000, 30_000]
+
+
+@pytest.mark.parametrize(
+    ("every_s", "late_s", "grows"), [(0.1, 0.06, True), (0.1, 0.0, False), (0.0, 0.06, False)]
+)
+def test_requests_that_arrive_faster_than_they_are_answered(
+    tmp_path: Path, every_s: float, late_s: float, grows: bool
+) -> None:
+    """Each request waits longer than the one before; in a burst at the begin that is no queue."""
+    path = write_benchmark(tmp_path, 1000, [100] * 80, 0.1)
+    values = json.loads(path.read_text())
+    values["start_times"] = [every_s * i for i in range(80)]
+    values["ttfts"] = [0.05 + late_s * i for i in range(80)]
+    path.write_text(json.dumps(values))
+    assert ("last quarter" in requests(path).verdict) == grows
+
+
+def test_keys_of_a_log_are_in_any_order(tmp_path: Path) -> None:
+    """Sorted keys, with long lists before the statistics."""
+    path = write_benchmark(tmp_path, 4, [100] * 9000, 0.02)
+    values = json.loads(path.read_text()) | {"date": "20260901-101010"}
+    path.write_text(json.dumps(values, sort_keys=True))
+    assert path.read_bytes().index(b"request_throughput") > 1 << 16
+    assert requests(path).requests.height == 9000

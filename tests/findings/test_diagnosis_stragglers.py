@@ -509,6 +509,47 @@ def evaluating(
     return traces
 
 
+def averaging(frame: str) -> list[Trace]:
+    """Return four ranks that wait for rank 0, whose host launches a long kernel in this frame."""
+    traces = []
+    for one in range(4):
+        events = []
+        for number in range(STEPS):
+            begin = 20 * MS * number
+            events += [
+                step(number, begin, 20 * MS),
+                host("python_function", "train.py(10): train_step", begin, 2 * MS),
+                host(
+                    "cuda_runtime", "cudaLaunchKernel", begin + MS, 5 * US, correlation=2 * number
+                ),
+                device("gemm", begin + 2 * MS, 9 * MS, correlation=2 * number),
+            ]
+            end = begin + 11 * MS
+            if one == 0:
+                more = {"correlation": 2 * number + 1}
+                events += [
+                    host("python_function", frame, begin + 1500 * US, 50 * US),
+                    host("cuda_runtime", "cudaLaunchKernel", begin + 1510 * US, 5 * US, **more),
+                    device("lerp_kernel", end, 6 * MS, **more),
+                ]
+                end += 6 * MS
+            events.append(device(ALL_REDUCE, end, begin + 20 * MS - end, stream=20, **ABOUT))
+        traces.append(trace(events, one, world_size=4))
+    return traces
+
+
+@pytest.mark.parametrize(
+    ("frame", "named"),
+    [("ema.py(31): update", "update (ema.py:31)"), ("train.py(10): train_step", "")],
+)
+def test_code_that_launches_a_kernel_of_one_rank_alone(frame: str, named: str) -> None:
+    """A function that launches all other kernels, too, explains nothing."""
+    (first, *_) = ta.diagnose(averaging(frame)).findings
+    assert (first.id, first.rank) == ("straggler", 0)
+    assert ("launched in" in first.title) == bool(named)
+    assert (f"Share the work of {named}" in first.advice) == bool(named)
+
+
 DECORATED = (
     ("python_function", "torch/utils/_contextlib.py(117): decorate_context"),
     ("python_function", "train.py(150): evaluate"),

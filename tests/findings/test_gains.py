@@ -566,6 +566,7 @@ def test_what_of_the_ranks_of_a_finding_changes(
     change = gains._like_others(gains._ranks(one), [one])
     assert change.typical_ranks == typical
     assert (change.of_all, change.equal_stages) == (of_all, staged)
+    assert change.only_work == (one.id == "unequal-work")
 
 
 def test_copies_of_one_slow_rank_gain_what_the_job_without_them_takes_less() -> None:

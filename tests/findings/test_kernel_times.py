@@ -151,7 +151,12 @@ def test_kernel_that_only_one_runs(key: str, why: str) -> None:
     value = extra[key][0]
     difference = compare(pl.concat([rows, extra], how="vertical_relaxed"), key, value, "elsewhere")
     assert difference is not None
-    assert difference.why == why
+    assert (difference.why, difference.alone) == (why, "sgemm")
+    # in place of another kernel
+    others = rows.filter((pl.col(key) != value) | (pl.col("kernel") != "gelu"))
+    replaced = compare(pl.concat([others, extra], how="vertical_relaxed"), key, value, "elsewhere")
+    assert replaced is not None
+    assert (replaced.why, replaced.alone) == (why, "")
 
 
 @pytest.mark.parametrize(

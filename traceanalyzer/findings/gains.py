@@ -443,7 +443,10 @@ def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Chang
     staged = {rank for one in findings if one.fix == "move-layers" for rank in _ranks(one)}
     of_all = any(one.ranks and one.fix != "move-layers" for one in findings if one.id in _OF_RANKS)
     alike = tuple(sorted({*ranks} - staged))
-    return Change(typical_ranks=alike, of_all=of_all, equal_stages=bool(staged))
+    only_work = {one.id for one in findings if _is_of_ranks(one)} == {"unequal-work"}
+    return Change(
+        typical_ranks=alike, of_all=of_all, only_work=only_work, equal_stages=bool(staged)
+    )
 
 
 def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:

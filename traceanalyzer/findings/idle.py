@@ -57,6 +57,7 @@ _OTHER_LEVELS: Mapping[str, Mapping[Severity, float]] = {
 }
 #: Causes that are recognised by names only, or unknown.
 _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKNOWN: "low"}
+_COMPARE_INPUTS = "The other ranks run this code in less time: compare its inputs, locks and files. "
 
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
@@ -115,7 +116,7 @@ def _measured(
         waiting, advice = f"{waiting} ({slow})", straggling.check_host(ranks)
     elif of_host and (slower := straggling.slower_code(answers, ranks, result.activity(cause))):
         waiting = f"{waiting}, {slower}"
-        advice = f"{straggling.COMPARE_INPUTS}{straggling.check_host(ranks)}"
+        advice = f"{_COMPARE_INPUTS}{straggling.check_host(ranks)}"
     waiting += straggling.runs_alone(answers, ranks, result.activity(cause)) * of_host
     if cause == causes.HOST_CODE:
         advice = launching.of_host_code(result, answers, steps) or advice

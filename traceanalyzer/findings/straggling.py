@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, at_step, meanwhile, passed_on
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first
+from traceanalyzer.analyzers.common.device_work import COMPUTE
 from traceanalyzer.analyzers.common.display import at_start
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION
 from traceanalyzer.analyzers.common.kernel_times import (
@@ -195,7 +196,7 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple
     Python stacks may run the same functions.
     """
     if (steps := answers.of(Steps)) is None or steps.code is None or not by_cause:
-        return "", ""
+        return _launching_code(answers, rank, by_cause)
     others = max(answers.time.windows["rank"].n_unique() - 1, 1)
     least = _HALF * sum(by_cause.values()) / others
     if _main(by_cause) not in (WORK, UNEXPLAINED) or steps.by_kernels:
@@ -212,12 +213,29 @@ def only_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple
         "of_user", "total_ns", "name", descending=[True, True, False]
     )
     if rows.is_empty():
-        return "", ""
+        return _launching_code(answers, rank, by_cause)
     name, other_ns = frame_text(rows["name"][0]), rows["other_ns"][0]
     if other_ns is None:
         return name, f"only this rank runs {name}"
     ratio = format_ratio(rows["total_ns"][0] / other_ns)
     return name, f"{name} takes {ratio} as long as on the other ranks"
+
+
+def _launching_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> tuple[str, str]:
+    """Return the code that launches an additional kernel of a straggler, and that as a clause.
+
+    Empty if it launches most other kernels, too.
+    """
+    difference, kernels = _difference(answers, rank, by_cause), answers.of(Kernels)
+    if difference is None or kernels is None or kernels.heavy is None or not difference.alone:
+        return "", ""
+    place, rows = kernels.place(difference.alone), kernels.heavy.filter(work_kind=COMPUTE)
+    name = place.get("code") or place.get("called")
+    if not name or 2 * rows.filter(code=name)["ns"].sum() > rows["ns"].sum():
+        return "", ""
+    return frame_text(
+        name
+    ), f"only this rank runs {difference.alone}, launched in {frame_text(name)}"
 
 
 def _is_long(answers: Answers) -> pl.Expr:
@@ -249,10 +267,6 @@ _NEXT = 0.25
 
 #: The host of a rank is slow if its calls take this many times as long as on the other ranks.
 _SLOW_HOST = 2.0
-COMPARE_INPUTS = (
-    "The other ranks run the same code in less time: compare what it works on (sizes, number of "
-    "requests, lock, files). "
-)
 
 
 def check_host(ranks: Sequence[int]) -> str:

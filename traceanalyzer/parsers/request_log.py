@@ -29,9 +29,11 @@ from traceanalyzer.vocabulary import REQUEST_FORM, REQUEST_LOG
 if TYPE_CHECKING:
     import polars as pl
 
-#: Keys of the result of a benchmark, and of one of which only the statistics were kept.
+#: Keys of the result of a benchmark, also with sorted keys (long lists before the statistics), and
+#: of one of which only the statistics were kept.
 _BENCHMARKS = (
     (b'"request_throughput"', b'"completed"', b'"duration"'),
+    (b'"backend"', b'"completed"', b'"date"'),
     (b'"mean_ttft_ms"', b'"mean_tpot_ms"', b'"mean_itl_ms"'),
 )
 _SPANS = re.compile(rb'\s*+\{\s*+"(?:resourceSpans|data)"\s*+:\s*+\[')
@@ -116,7 +118,8 @@ def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signatur
     if _SPANS.match(head):
         return any(key in head for key in _OF_SPANS)
     is_json = re.match(rb"\s*+(?:\{|\[\s*+\{)", head) is not None
-    return is_json and any(all(key in head for key in keys) for keys in _BENCHMARKS)
+    is_result = any(all(key in head for key in keys) for keys in _BENCHMARKS)
+    return is_json and is_result and b'"traceEvents"' not in head
 
 
 def parse(source: Source, selection: Selection, progress: Progress | None = None) -> Trace:  # noqa: ARG001 - always read wholly

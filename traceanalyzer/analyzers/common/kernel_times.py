@@ -90,11 +90,13 @@ class Difference:
             :data:`LONG_CALL`.
         text: the same as a clause with numbers: ``more kernels run than ...``.
         attends: additional kernels are nearly all of attention, as with more blocks of a sequence.
+        alone: the kernel that only this rank or step runs, in addition to what the others run.
     """
 
     why: str
     text: str
     attends: bool = False
+    alone: str = ""
 
     def advice(self, clocks: str, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice by what shows clocks, for this GPU and this method to balance the work."""
@@ -149,7 +151,9 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if only.height:
         top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
         text = f"{top['kernel']} ({format_ns(top['total_ns'])}) does not run {who}"
-        return Difference(MORE_KERNELS if key == "step" else OTHER_KERNELS, text)
+        others = rows.filter((n == 0) | ((pl.col("kernel") == top["kernel"]) & (usual_n > 0)))
+        alone = top["kernel"] if others["usual_ns"].sum() < _APART * more else ""
+        return Difference(MORE_KERNELS if key == "step" else OTHER_KERNELS, text, alone=alone)
     count, usual_count = int(counts["n"].sum()), round(counts["usual_n"].sum())
     if count / max(usual_count, 1) - 1 < _FEW_MORE * more / usual_ns:
         return Difference(LARGER_INPUTS, f"kernels take longer than {who} (larger inputs)")

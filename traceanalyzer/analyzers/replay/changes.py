@@ -75,6 +75,7 @@ class Change:
         network: factor by which transfers become faster.
         no_wait: collectives do not wait for other ranks; a receive waits for its send.
         equal_stages: the compute of each pipeline stage takes as long as that of the mean stage.
+        only_work: transfers of the typical ranks keep their times.
     """
 
     free: tuple[str, ...] = ()
@@ -84,6 +85,7 @@ class Change:
     network: float = 1.0
     no_wait: bool = False
     equal_stages: bool = False
+    only_work: bool = False
 
     @property
     def text(self) -> str:
@@ -130,7 +132,13 @@ def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list
         waiting = _without_waits(engine.joined(weights), job.timed[0], exposed, exposed)
         weights = waiting.of_each(job.first_call, job.first_row)
     if change.typical_ranks:
-        weights = _typical(job, weights, set(change.typical_ranks), of_all=change.of_all)
+        before, weights = (
+            weights,
+            _typical(job, weights, set(change.typical_ranks), of_all=change.of_all),
+        )
+        if change.only_work:
+            pairs = zip(weights, before, strict=True)
+            weights = [replace(one, transfer=old.transfer) for one, old in pairs]
     if change.equal_stages:
         weights = _with_equal_stages(job, weights)
     return [

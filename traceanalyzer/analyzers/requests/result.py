@@ -1,5 +1,6 @@
 """Result of ``requests``: data, verdict, notes, tables and charts."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,6 +51,9 @@ _EQUAL = 0.01
 #: Requests wait for a place from this ``full_frac`` of :attr:`Requests.runs` on, if the median time
 #: to first token is so many times the shortest (5th percentile).
 _FULL, _WAITING = 0.5, 10
+#: Requests queue up if the times to first token of each quarter of the requests are longer than
+#: before, and those of the last one so many times those of the first one.
+_QUARTERS, _GROWS = 4, 3
 #: A prompt is long from so many times the median on; so many stalls have one if they are the cause.
 _LONG_PROMPT, _OF_STALLS = 4, 0.8
 
@@ -142,7 +146,7 @@ def _sentences(result: Requests) -> Iterator[str]:
         f"(median), {format_ns(sums['ttft_p99_ns'])} (p99){per_token}."
     )
     yield from _of_slowest(result)
-    yield from _full(result)
+    yield from [*_full(result)] or _queueing(result)
     yield from _stalled(result)
     known = result.answered.drop_nulls("in_prefill_ns")
     blocked, decode = (float(known[name].sum()) for name in ("in_prefill_ns", "decode_ns"))
@@ -185,6 +189,31 @@ def _full(result: Requests) -> Iterator[str]:
             "wait for them: allow more at a time (max_num_seqs of vLLM, max_running_requests of "
             "SGLang) if the KV cache has room, or add replicas."
         )
+
+
+def _queueing(result: Requests) -> Iterator[str]:
+    """Name the runs in which requests arrive faster than they are answered, so that a queue grows.
+
+    Not those whose requests all arrive at the begin.
+    """
+    key = ["path", "run"]
+    rows = result.answered.sort(*key, "start_ns")
+    quarter = pl.int_range(pl.len()).over(key) * _QUARTERS // pl.len().over(key)
+    each = rows.group_by(*key, quarter=quarter).agg(
+        ttft=pl.col("ttft_ns").median(), at=pl.col("start_ns").median()
+    )
+    each = each.sort(*key, "quarter")
+    runs = each.group_by(key, maintain_order=True).agg("ttft", "at")
+    for times, at in runs.filter(pl.col("ttft").list.len() == _QUARTERS)[["ttft", "at"]].rows():
+        grows = all(late > early for early, late in itertools.pairwise(times))
+        if grows and times[-1] > _GROWS * times[0] and at[-1] - at[0] > times[-1]:
+            yield (
+                f"Requests arrive faster than they are answered: the median time to first token "
+                f"grows from {format_ns(times[0])} (first quarter of the requests) to "
+                f"{format_ns(times[-1])} (last quarter). Add replicas, allow more requests at a "
+                "time, or send fewer."
+            )
+            return
 
 
 def _stalled(result: Requests) -> Iterator[str]:
