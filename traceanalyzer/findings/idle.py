@@ -57,7 +57,7 @@ _OTHER_LEVELS: Mapping[str, Mapping[Severity, float]] = {
 }
 #: Causes that are recognised by names only, or unknown.
 _CONFIDENCE: Mapping[str, Confidence] = {causes.HOST_CODE: "medium", causes.UNKNOWN: "low"}
-_COMPARE_INPUTS = "The other ranks run this code in less time: compare its inputs, locks and files. "
+_COMPARE_INPUTS = "The other ranks run this code in less time: compare inputs, locks and files. "
 
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
