@@ -451,8 +451,16 @@ def test_fusions_of_xla_are_usual(us: int, found: bool) -> None:
     assert [("XLA" in one.advice) for one in rows] == [True] * found
 
 
-def _accumulating(ranges: dict[str, int], passes: int) -> Trace:
-    """Steps of several passes: products and ranges that launch a kernel of 1 ms each."""
+CLIP = "torch/nn/utils/clip_grad.py(210): clip_grad_norm_"
+
+
+def _accumulating(
+    ranges: dict[str, int], passes: int, *, apart: bool = True, optimizer: str = "AdamW.step"
+) -> Trace:
+    """Steps of several passes: products and ranges that launch a kernel of 1 ms each.
+
+    Each call of the same function is for a micro-batch, with products before it, if ``apart``.
+    """
     events: list[dict[str, Any]] = []
     call = 0
     for number in range(3):
@@ -460,15 +468,15 @@ def _accumulating(ranges: dict[str, int], passes: int) -> Trace:
         events.append(step(number, at, 50 * 1000 * US))
         for name, times in [
             *ranges.items(),
-            ("Optimizer.step#AdamW.step", 1),
+            (f"Optimizer.step#{optimizer}", int(bool(optimizer))),
             ("aten::mm", passes),
         ]:
-            for _ in range(times):
-                kind = "python_function" if ".py(" in name else "cpu_op"
-                kernel = "gemm" if name == "aten::mm" else "multi_tensor_apply_kernel"
-                calls = [host(kind, name, at, 100 * US)]
+            for call_of in [*["aten::mm"] * (apart and name == CLIP), name] * times:
+                kind = "python_function" if ".py(" in call_of else "cpu_op"
+                kernel = "gemm" if call_of == "aten::mm" else "multi_tensor_apply_kernel"
+                calls = [host(kind, call_of, at, 100 * US)]
                 calls.append(host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=call))
-                thread = {"tid": 99} if "Accumulate" in name else {}
+                thread = {"tid": 99} if "Accumulate" in call_of else {}
                 events += [one | thread for one in calls]
                 events.append(device(kernel, at + 2 * US, 1000 * US, correlation=call))
                 at, call = at + 1000 * US, call + 1
@@ -478,14 +486,24 @@ def _accumulating(ranges: dict[str, int], passes: int) -> Trace:
 @pytest.mark.parametrize(
     ("ranges", "part", "ms"),
     [
-        ({"torch/nn/utils/clip_grad.py(210): clip_grad_norm_": 8}, "8 times", 7),
-        ({"torch/nn/utils/clip_grad.py(210): clip_grad_norm_": 3}, "3 times", 2),
+        ({CLIP: 8}, "8 times", 7),
+        ({CLIP: 3}, "3 times", 2),
         ({"Optimizer.zero_grad#SGD.zero_grad": 1, "torch::autograd::AccumulateGrad": 3}, "0", 4),
         ({"aten::_cudnn_rnn_flatten_weight": 5}, "recurrent", 5),
-        ({"torch/nn/utils/clip_grad.py(210): clip_grad_norm_": 1}, "", 0),  # once per step
+        ({CLIP: 1}, "", 0),  # once per step
         ({"torch::autograd::AccumulateGrad": 4}, "", 0),  # micro-batches are added
     ],
 )
 def test_work_that_a_setting_avoids(ranges: dict[str, int], part: str, ms: int) -> None:
     found = [one for one in judged(_accumulating(ranges, 8)) if part and part in one.title]
     assert [round(one.total_ns or 0) for one in found] == [3 * ms * 1000 * US] * bool(ms)
+
+
+@pytest.mark.parametrize(
+    ("apart", "optimizer"),
+    [(False, "AdamW.step"), (True, "")],
+    ids=["of other parameters", "unknown optimizer"],
+)
+def test_gradients_that_are_clipped_as_often_as_needed(*, apart: bool, optimizer: str) -> None:
+    found = judged(_accumulating({CLIP: 8}, 8, apart=apart, optimizer=optimizer))
+    assert not any("clipped" in one.title for one in found)

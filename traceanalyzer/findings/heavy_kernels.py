@@ -310,7 +310,7 @@ def _avoidable(result: Kernels, answers: Answers) -> Iterator[Measured]:
     rows, time = of_purpose(result, AVOIDABLE, answers.time), answers.time
     for (what,), each in rows.group_by("place", maintain_order=True):
         times = each["call"].max()
-        kept = 1 / times if what == CLIPS and isinstance(times, int) and times else 0.0
+        kept = 1 / times if what == CLIPS and isinstance(times, int) else 0.0
         total = round(int(each["ns"].sum()) * (1 - kept))
         share = time.frac(total)
         size = _WARNING if share >= _MUCH_AVOIDED else _INFO if share >= _AVOIDED else 0.0

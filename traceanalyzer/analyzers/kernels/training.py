@@ -320,14 +320,19 @@ def _avoidable(
     hosts, patterns = (*_ON_HOST, "python_function"), (_AVOIDED[what], _OPTIMIZER_STEP, _SUMS)
     ranges, steps, sums = (_ranges(trace, names, one, hosts) for one in patterns)
     calls = calls.sort("ts")
-    rows = linking.label_by_interval(calls, ranges, _THREAD).drop_nulls("interval")
+    labelled = linking.label_by_interval(calls, ranges, _THREAD)
+    rows, inside = labelled.drop_nulls("interval"), pl.col("interval").is_not_null()
+    # ranges without other launches in between are of several sets of parameters
+    begins = inside & ~inside.shift(1, fill_value=False).over(_THREAD)
+    times = round(labelled.select(begins.sum()).item() / steps.height) if steps.height else 0
+    if what == CLIPS and times < 2:
+        return _NONE
     if what == ZEROS and rows.height:  # the first sums after it only copy
         others = linking.label_by_interval(calls, sums, _THREAD).drop_nulls("interval")
         ahead = calls.join(sums, on=_THREAD, how="anti").rename({"ts": "start"})
         others = others.with_columns(before=_count(ahead, others), step=_count(steps, others))
         first = pl.col("before") == pl.col("before").min().over("step")
         rows = pl.concat([rows, others.filter(first).select(rows.columns)])
-    times = round(ranges.height / max(steps.height, 1))
     labels = {"purpose": pl.lit(AVOIDABLE), "place": pl.lit(what), "of_tensor": None, "call": times}
     return work[rows["work"]].filter(work_kind=COMPUTE).with_columns(**labels)
 
