@@ -13,6 +13,7 @@ from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
 from diagnosing import diagnosis
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.findings import communication
 from traceanalyzer.findings.judge import _Candidate, _chained
 from traceanalyzer.findings.result import BUSY
@@ -404,3 +405,29 @@ def test_advice_on_exposed_communication_fits_the_collective(
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     found = {one.id: one for one in ta.diagnose(traces).findings}
     assert part in found["exposed-communication"].advice
+
+
+@pytest.mark.parametrize(
+    ("sizes", "trains", "expected"),
+    [
+        ([[4, 8, 4, 8]] * 3, True, "the same 2 tensors 2 times"),
+        ([[4, 8, 9] * 6] * 3, False, ""),  # tokens of inference
+        ([[4, 8, 4, 8], [4, 8]], True, ""),
+        ([[4, 8, 8]] * 3, True, ""),
+        ([[4]] + [[4, 8, 4, 8]] * 3, True, "the same 2 tensors 2 times"),
+    ],
+)
+def test_reductions_that_processes_repeat(
+    sizes: list[list[int]], expected: str, *, trains: bool
+) -> None:
+    rows = pl.DataFrame(
+        {"collective": "gloo:all_reduce", "step": str(step), "instance": 100 * step + at,
+         "message_bytes": size}
+        for step, each in enumerate(sizes) for at, size in enumerate(each)
+    )  # fmt: skip
+    losses = pl.DataFrame({"waited": [False], "cause": [causes.PEER], "lost_ns": [100]})
+    time = SimpleNamespace(losses=losses, on_host=True, share=str)
+    answers: Any = SimpleNamespace(time=time, program=SimpleNamespace(trains=trains))
+    comm: Any = SimpleNamespace(collectives=rows)
+    found = [one.title for one in communication._repeated_on_hosts(comm, answers)]
+    assert [expected in one for one in found] == [True] * bool(expected)

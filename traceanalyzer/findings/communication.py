@@ -86,21 +86,23 @@ def _repeated_reduction(result: CommOutliers, answers: Answers) -> Iterator[Meas
 
 def _repeated_on_hosts(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     """Yield reductions of several sizes that all steps of CPUs repeat in the same order."""
+    if not (answers.time.on_host and answers.program.trains):
+        return
     is_sum = pl.col("collective").str.contains("all_reduce|reduce_scatter")
     rows = result.collectives.filter(is_sum).drop_nulls("step").sort("instance")
     steps = rows.group_by("step").agg("message_bytes")["message_bytes"].to_list()
     passes = {
-        max(n for n in range(1, len(one) + 1) if one[: len(one) // n] * n == one)
+        next((k, n // k) for k in range(2, n + 1) if n % k == 0 and one[:k] * (n // k) == one)
         for one in steps
-        if len({*one}) > 1  # layers of one size are usual in one pass, too
+        if len({*one}) > 1 and (n := len(one))  # layers of one size are usual in one pass, too
     }
     of_calls = ~pl.col("waited") & pl.col("cause").is_in((causes.PEER, SLOW))
     calls = answers.time.losses.filter(of_calls)["lost_ns"]
-    n = passes.pop() if len(passes) == 1 and answers.time.on_host else 1
+    tensors, n = passes.pop() if len(passes) == 1 else (0, 1)
     total = round(int(calls.sum()) * (1 - 1 / n))
     if total:
         yield Measured(
-            title=f"Each step reduces the same {len(steps[0]) // n} tensors {n} times, as without "
+            title=f"Each step reduces the same {tensors} tensors {n} times, as without "
             "no_sync() around accumulated micro-batches: all but the last cost "
             f"{answers.time.share(total)}.",
             advice=_TEXTS["no_sync"],
