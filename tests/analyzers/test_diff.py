@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -23,12 +24,13 @@ from wording import check_wording
 import traceanalyzer as ta
 from traceanalyzer.analyzers.diff import Options
 from traceanalyzer.analyzers.diff.compute import combine, measure
-from traceanalyzer.analyzers.diff.result import Diff
+from traceanalyzer.analyzers.diff.result import Diff, _calls
 from traceanalyzer.analyzers.diff.runs import (
     GONE,
     NEW,
     SAME,
     UNSURE,
+    Measure,
     judged,
     judged_shares,
     standard_errors,
@@ -310,6 +312,16 @@ def test_lost_graphs_are_named() -> None:
     assert "graphs are new" in diff(single, graph).verdict
     assert "graphs" not in diff(single, run(*["cudaLaunchKernel"] * 5)).verdict
     assert "graphs" not in diff(graph, run("cudaLaunchKernel", "cudaLaunchKernel")).verdict
+
+
+def test_numbers_of_launches_are_plain() -> None:
+    rows = {
+        "name": ["cudaGraphLaunch", "cudaLaunchKernel"], "kind": "cuda_runtime",
+        "before_n": [1.5, 0.0], "after_n": [0.0, 12345.0], "state": "slower",
+    }  # fmt: skip
+    one: Any = SimpleNamespace(on_host=pl.DataFrame(rows))
+    (text,) = _calls(one, Measure("step", "ns", 1.0, 1.0, None, 0.0))
+    assert "0 graph and 12,345 single launches per step, before 1.5 and 0" in text
 
 
 def _job(late: int | None, us: int = 600) -> list[Trace]:

@@ -392,9 +392,10 @@ def _calls(result: Diff, measure: Measure) -> Iterator[str]:
     more = single[1] - single[0] if lost else single[0] - single[1]
     if fewer > min(graphs) and more >= _GRAPH_KERNELS * fewer:
         of, state = " per step" * measure.in_steps, "lost" if lost else "new"
+        now, then = [[f"{round(n, 1):,.12g}" for n in (graphs[at], single[at])] for at in (1, 0)]
         yield (
-            f"CUDA graphs are {state}: {graphs[1]:.4g} graph and {single[1]:.4g} single launches"
-            f"{of}, before {graphs[0]:.4g} and {single[0]:.4g}."
+            f"CUDA graphs are {state}: {now[0]} graph and {now[1]} single launches{of}, before "
+            f"{then[0]} and {then[1]}."
         )
 
 
