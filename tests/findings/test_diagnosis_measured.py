@@ -204,6 +204,14 @@ _SCHEDULER = "event_loop_overlap (sglang/srt/managers/scheduler.py:960)"
         ),
         (
             (
+                "run (lightning/a.py:1);add_prefix_space (transformers/tokenization_utils.py) 90\n"
+                "run (lightning/a.py:1);run_backward (torch/autograd/graph.py:9) 10\n"
+            ),
+            0.9,
+            "loader workers",
+        ),
+        (
+            (
                 "run (lightning/a.py:1);open (torchvision/io.py:3);load (PIL/a.py:240) 90\n"
                 "run (lightning/a.py:1);run_backward (torch/autograd/graph.py:9) 10\n"
             ),
@@ -314,6 +322,7 @@ def test_garbage_collections_are_one_finding(tmp_path: Path) -> None:
         ("post (requests/api.py:115);readinto (socket.py:718)", 0.6),
         ("sleep_in_c (app.py:45);wait (threading.py:320)", 0.6),
         ("synchronize (torch/cuda/streams.py:231)", None),  # an engine waits for the GPU
+        ("run_cell (ipykernel/zmqshell.py:549);f (cell.py:1);wait (threading.py:320)", None),
     ],
 )
 def test_a_wait_in_a_callback_blocks_the_event_loop(
@@ -365,12 +374,19 @@ def test_a_library_below_a_line_that_trains(bar: str, caller: str, tmp_path: Pat
     assert bars.evidence[0].startswith(f"Called by {caller} (")
 
 
+def test_a_function_that_is_named_progress_and_prints_is_no_progress_bar(tmp_path: Path) -> None:
+    (raw := tmp_path / "a.raw.txt").write_text("log_progress (fit.py:60);print (rich/a.py:2) 30\n")
+    assert "progress bar" not in measured("hot-line", ta.py_spy_report(raw)).title
+
+
 @pytest.mark.parametrize(
     ("stacks", "sizes"),
     [
         ("python3;_start;_PyEval_EvalFrameDefault;voxelize(at::Tensor const&);malloc", [0.7]),
         ("solver;__libc_start_main;main;assemble;std::vector<int>::push_back", [0.7]),
         ("python3;_start;_PyEval_EvalFrameDefault;list_append", []),  # of the interpreter
+        ("python3;_start;_PyEval_Eval;py::step:/a/fit.py;py::add:/a/site-packages/b.py", [0.7]),
+        ("python3;_start;_PyEval_Eval;py::add:/a/site-packages/b.py;py::<module>:<string>", []),
         ("a;b;c", []),  # no native stacks
     ],
 )

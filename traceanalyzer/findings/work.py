@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
-from traceanalyzer.analyzers.common.own_lines import BACKGROUND, BLOCKS, COMPILES, LOADER
+from traceanalyzer.analyzers.common.own_lines import BACKGROUND, BLOCKS, COMPILES, LOADER, place_of
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, RANKS, wait_of
 from traceanalyzer.analyzers.info.compute import Info
@@ -254,7 +254,10 @@ _SAVES = (
 #: Python's profiler and Austin have a frame for collections of garbage.
 _KINDS = (
     (
-        r"^(?:.*[/\\])?(?:(?:tqdm|alive_progress|progressbar2?|enlighten)[/\\]|rich[/\\].*progress)",
+        (
+            r"^(?:.*[/\\])?(?:(?:tqdm|alive_progress|progressbar2?|enlighten)[/\\]"
+            r"|rich[/\\](?:progress|.* < .*\(.*[/\\]progress))"
+        ),
         "update a progress bar ({})",
         _TEXTS["bars"],
     ),
@@ -385,14 +388,15 @@ def _in_libraries(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
     by = alone.filter(serves).sort("samples", descending=True).group_by("name", "path", text=called)
     share = pl.col("samples").sum() / result.total_samples
     sums = by.agg(pl.col("line").mode().min(), pl.col("caller").first(), share=share)
+    sums = sums.with_columns(place=place_of(*map(pl.col, PATH)))
     many = largest_first(sums.filter(pl.col("share") >= _MANY), "share", "name", "path")
     texts = [
         next(a for one, a in _OF_LIBRARIES.items() if re.search(one, of)) for of in many["text"]
     ]
     for (advice,), each in many.group_by(pl.Series("advice", texts), maintain_order=True):
         places = [
-            f"{row['name']} ({row['path']}:{row['line']})"
-            f"{f', called by {one}' if (one := row['caller']) else ''}, {format_frac(row['share'])}"
+            ", called by ".join(filter(None, (row["place"], row["caller"])))
+            + f", {format_frac(row['share'])}"
             for row in each.head(_NAMED).iter_rows(named=True)
         ]
         yield Measured(

@@ -122,7 +122,8 @@ _RUNTIME = re.compile(
     r"|_*(?:Py|THP|GI_|libc_|clone|int_\w*(?:alloc|free)|[mc]alloc|realloc|c?free|sys|do_|x64_"
     r"|mem(?:cpy|move|set|cmp)|m(?:un)?map|pthread|futex|entry_|sched|gnu_|cxx|kmpc?_|gomp|omp_|GOMP)"
     r"|operator (?:new|delete)|(?:cu|nccl|hip|hsa|roc|mkl|dnnl|jit_|[sdch]gemm)\w*"
-    r"|(?:std|__gnu_cxx|at|c10|torch|caffe2|pybind11|Eigen|cv|thrust|cub|tbb|xla|absl|boost)::)"
+    r"|py::.*(?:-packages/|/lib/python|:<)"
+    r"|(?:std|core|alloc|__gnu_cxx|at|c10|torch|caffe2|pybind11|Eigen|cv|thrust|cub|tbb|xla|absl|boost)::)"
 )
 
 

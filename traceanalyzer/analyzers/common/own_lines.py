@@ -34,6 +34,8 @@ _DATA = "waits for data"
 COMPILES = "compiles"
 #: What a callback of asyncio does that waits, other than for the GPU, and where it is called.
 BLOCKS, _CALLBACK = "blocks the event loop", r"asyncio[/\\]events\.py: (?:Handle\.)?_run$"
+#: The kernel of a notebook runs each cell in a callback of asyncio.
+_NOTEBOOK = r"(?:^|[/\\])ipykernel[/\\]"
 _COMPILER = (
     r"(?:^|[/\\])(?:jax/_src/(?:compiler\.py: |interpreters/\w+\.py: (?:trace_to_jaxpr|lower_)\w*$)"
     r"|torch/(?:_dynamo/convert_frame\.py: |_inductor/compile_fx\.py: (?:\w+\.)*\w*compile)"
@@ -131,10 +133,12 @@ def doing(
     loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)
     compiles = tree.on_stack(code.str.contains(_COMPILER).to_numpy(), node)
     syncs = code.str.contains(_SYNCHRONISES).gather(row_of(at(tree.frame, source)))
-    blocks = tree.on_stack(code.str.contains(_CALLBACK).to_numpy(), node)
+    blocks, cell = (
+        tree.on_stack(code.str.contains(one).to_numpy(), node) for one in (_CALLBACK, _NOTEBOOK)
+    )
     rows = pl.DataFrame(
         {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads,
-         "blocks": blocks, "compiles": compiles, "ranks": ranks,
+         "blocks": blocks & ~cell, "compiles": compiles, "ranks": ranks,
          "syncs": syncs.fill_null(value=False)}
     )  # fmt: skip
     apart = np.zeros(len(node), np.bool_) if background is None else background
