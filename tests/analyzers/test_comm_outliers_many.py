@@ -131,6 +131,11 @@ def _to_peer(trace: ta.Trace) -> ta.Trace:
     return replace(trace, collectives=trace.collectives.with_columns(peer=pl.lit(1, pl.Int32)))
 
 
+def _in_pairs(trace: ta.Trace) -> ta.Trace:
+    kind = pl.lit("send_recv").cast(trace.collectives.schema["collective"])
+    return replace(trace, collectives=trace.collectives.with_columns(collective=kind))
+
+
 def _on_host(trace: ta.Trace) -> ta.Trace:
     return trace.select(pl.col("kind") != "kernel")
 
@@ -142,6 +147,7 @@ def _on_host(trace: ta.Trace) -> ta.Trace:
         ("ddp_gloo_4ranks", None, True),
         ("nccl_8ranks", _negative_id, False),
         ("nccl_8ranks", _to_peer, False),
+        ("nccl_8ranks", _in_pairs, False),
         ("nccl_8ranks", _on_host, False),
     ],
 )

@@ -153,12 +153,12 @@ def _closed(trace: Trace, patterns: Sequence[str]) -> pl.DataFrame:
 def prepare(traces: Sequence[Trace], options: Options) -> None:
     """Compute the tables above of several small traces at once, to find them cached.
 
-    Not if there are sends and receives, whose groups depend on the rank.
+    Not if there are sends and receives, whose groups and numbers depend on the rank.
     """
     patterns = options.comm_patterns
 
     def compute(whole: Trace, of_event: Ints) -> dict[Hashable, pl.DataFrame]:
-        alone = pl.col("peer").is_not_null() | pl.col("collective").is_in(("send", "recv"))
+        alone = pl.col("peer").is_not_null() | pl.col("collective").is_in(pipelines.SINGLES)
         if whole.collectives.filter(alone).height:
             return {}
         rows = communication(whole, patterns)

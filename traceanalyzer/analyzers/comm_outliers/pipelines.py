@@ -31,6 +31,9 @@ _PAIR = 2
 #: Sender and receiver, as numbers within the group, in the name of PyTorch's annotation.
 ENDS: Final = r"^nccl:(?:send|recv) (\d+(?:->|<-)\d+)$"
 
+#: Sends and receives.
+SINGLES: Final = ("send", "recv", "send_recv")
+
 #: What identifies the two ranks of a send or receive.
 _OF_PAIR = ("collective", "group", "group_size", "group_ranks", "peer", "ends")
 
@@ -47,7 +50,7 @@ def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
             end; ``ends``: sender and receiver within the group, as :data:`ENDS`.
         rank: global rank of the file, if known.
     """
-    is_single = pl.col("collective").is_in(("send", "recv", "send_recv"))
+    is_single = pl.col("collective").is_in(SINGLES)
     of_two = (pl.col("group_size") == _PAIR).fill_null(value=False)
     seq = pl.col("seq")
     gaps = seq.n_unique().over("group") <= (seq.max() - seq.min()).over("group")
