@@ -322,6 +322,7 @@ def test_garbage_collections_are_one_finding(tmp_path: Path) -> None:
         ("post (requests/api.py:115);readinto (socket.py:718)", 0.6),
         ("sleep_in_c (app.py:45);wait (threading.py:320)", 0.6),
         ("synchronize (torch/cuda/streams.py:231)", None),  # an engine waits for the GPU
+        ("_next_data (torch/utils/data/dataloader.py:1);wait (threading.py:320)", None),
         ("run_cell (ipykernel/zmqshell.py:549);f (cell.py:1);wait (threading.py:320)", None),
     ],
 )
