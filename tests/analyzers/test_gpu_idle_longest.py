@@ -480,3 +480,18 @@ def test_place_that_frees_device_memory(frames: list[str], place: str, part: str
     assert place in where
     assert part in advice
     assert bool(where) == bool(advice) == bool(place)
+
+
+def test_the_verdict_names_the_code_in_steps() -> None:
+    events = []
+    for number in range(6):
+        at, ids = 300 * US * number, {"correlation": number + 1}
+        events += [
+            step(number, at, 100 * US),
+            host("cuda_runtime", "cudaLaunchKernel", at, US, **ids),
+            device("k", at + 2 * US, 18 * US, **ids),
+            host("python_function", "own.py(1): f", at + 20 * US, 60 * US),
+            host("python_function", "own.py(9): between_steps", at + 80 * US, 215 * US),
+        ]
+    text = gpu_idle(trace(events)).verdict
+    assert "The largest part is waiting while the host runs f (own.py:1)" in text

@@ -171,9 +171,9 @@ class GpuIdle(Result):
 
     @memoized
     def of_cause(self, cause: str) -> pl.DataFrame:
-        """Return the longest gaps with this main cause; of a main thread those in steps, if any."""
+        """Return the longest gaps with this main cause: those in steps, if any."""
         rows = self.gaps.filter(pl.col("cause").cast(pl.String) == cause)
-        in_steps = rows.drop_nulls("step") if self.coverage.on_host else rows
+        in_steps = rows.drop_nulls("step") if self.coverage.on_host or self.step_ns else rows
         return in_steps if in_steps.height else rows
 
     def waiting(self, cause: str) -> str:
