@@ -296,6 +296,23 @@ def test_slow_steps_count_if_the_median_is_unchanged(
         assert int(result.parts["change_ns"].sum()) == pytest.approx(more * MS)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([300, *[100] * 4] * 3 + [300], [*[100] * 4, 300] * 3 + [100]),  # one more is recorded
+        ([100, 100, 100, 400] * 3, [*[100] * 3, 500, *[100] * 3, 300, *[100] * 3, 550]),
+    ],
+)
+def test_equal_runs_with_regular_slow_steps_do_not_differ(
+    before: list[int], after: list[int]
+) -> None:
+    runs = [
+        loop([ms * MS + at * 7 % 5 * MS // 5 for at, ms in enumerate(each)])
+        for each in (before, after)
+    ]
+    assert [diff(*runs).outcome, diff(*runs[::-1]).outcome] == ["no change"] * 2
+
+
 def test_lost_graphs_are_named() -> None:
     def run(*calls: str) -> Trace:
         events: list[Event] = []

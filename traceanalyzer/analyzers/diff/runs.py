@@ -325,11 +325,7 @@ def _mean(before: Run, after: Run, median: Measure) -> Measure:
     """Return the measure of the mean step, in which one slow step in a few counts."""
     sides = [_times(run) for run in (before, after)]
     means = [float(side.mean()) for side in sides]
-    ones = [
-        0.0 if side.size < 2 or _is_regular(side) else np.abs(side - mean).max() / (side.size - 1)
-        for side, mean in zip(sides, means, strict=True)
-    ]
-    one = ERRORS * float(np.hypot(ones[0], ones[1]))
+    one = ERRORS * float(np.hypot(*map(_error_of_slow, sides)))
     noise = None if median.noise is None else float(np.hypot(median.noise, one))
     least = max(median.least, MEAN_FRAC)
     return replace(median, name="mean", before=means[0], after=means[1], noise=noise, least=least)
@@ -341,10 +337,27 @@ def _times(run: Run) -> Floats:
     return each["duration_ns"].to_numpy()
 
 
+def _error_of_slow(times: Floats) -> float:
+    """Return the standard error of the mean due to slow steps: their times, and one of them.
+
+    Regular ones may be one more or less, by the first step; how many others there are is chance.
+    """
+    if times.size < 2 or not _is_regular(times):
+        return float(np.abs(times - times.mean()).max() / max(times.size - 1, 1))
+    slow = times[_slow(times)]
+    spread = slow.std(ddof=1) * slow.size**0.5
+    return float(np.hypot(np.ptp(times) / ERRORS, spread) / times.size)
+
+
+def _slow(times: Floats) -> npt.NDArray[np.int64]:
+    """Return the numbers of the slow steps: those over the median by half of the largest excess."""
+    over = times - np.median(times)
+    return np.flatnonzero(2 * over > over.max())
+
+
 def _is_regular(times: Floats) -> bool:
     """Whether one step in a few is slow, from the first to the last one."""
-    over = times - np.median(times)
-    slow = np.flatnonzero(2 * over > over.max())
+    slow = _slow(times)
     gaps = np.diff(slow)
     if slow.size < _SLOW or (gaps != gaps[0]).any():
         return False
