@@ -281,6 +281,27 @@ def test_workers_give_the_results_of_one_process(name: str, tmp_path: Path) -> N
     assert len(issues[1]) >= 11
 
 
+def test_an_input_that_is_read_again_in_a_worker_is_compared_with_earlier_ones(
+    tmp_path: Path,
+) -> None:
+    for name, first in (("a", 0), ("b", 15)):  # both record steps 15 to 29
+        events = [
+            {"ph": "X", "cat": cat, "name": text, "pid": pid, "tid": 7, "dur": dur,
+             "ts": 1000 * number + at, "args": {"device": 0, "stream": 7, "correlation": number}}
+            for number in range(first, first + 30)
+            for cat, text, pid, at, dur in (
+                ("user_annotation", f"ProfilerStep#{number}", 9, 0, 990),
+                ("cuda_runtime", "cudaGraphLaunch", 9, 10, 20),
+                ("kernel", "one", 0, 100, 150),
+                ("kernel", "two", 0, 300, 150),
+            )
+        ]  # fmt: skip
+        job = {"distributedInfo": {"rank": 0, "world_size": 1}, "baseTimeNanoseconds": 10**18}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**job, "traceEvents": events}))
+    alone, apart = (ta.critical_path(tmp_path, workers=number) for number in (1, 2))
+    assert render(alone, "json") == render(apart, "json")
+
+
 def _recorded_tasks(
     monkeypatch: pytest.MonkeyPatch, *, apart: bool = True
 ) -> list[tuple[int, int]]:

@@ -224,7 +224,7 @@ def _measured_apart(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questi
     several: Iterable[Opened] = list(opened)
     if opened.state.is_complete:
         questions.prepare(several)
-    else:  # again one by one: what is skipped is listed in order
+    else:  # again one by one: only earlier inputs count
         opened.state, several = State(), opened
         issues.clear()
     for one in several:

@@ -195,8 +195,8 @@ class State:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every input was used, and has events."""
-        return not (self.skipped or self.failed or self.outside)
+        """Whether every input was used as it is, and has events."""
+        return not (self.skipped or self.failed or self.outside or self.repeats.notes)
 
     def join(self, other: State) -> None:
         """Add the state of the inputs that follow."""
