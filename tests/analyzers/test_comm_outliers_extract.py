@@ -14,7 +14,7 @@ from wording import raises_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers import Options
-from traceanalyzer.analyzers.comm_outliers.collectives import Part
+from traceanalyzer.analyzers.comm_outliers.collectives import Part, closed, prepare
 from traceanalyzer.analyzers.comm_outliers.compute import NEEDS, measure
 from traceanalyzer.errors import OptionError
 from traceanalyzer.trace import Trace
@@ -28,6 +28,25 @@ def columns_of(
     recording: Trace, *columns: str, patterns: tuple[str, ...] = ()
 ) -> list[tuple[object, ...]]:
     return extract(recording, patterns).instances.select(columns).rows()
+
+
+@pytest.mark.parametrize("collective", ["send_recv", "all_reduce", None])
+def test_tables_of_several_ranks_at_once_are_those_of_each(collective: str | None) -> None:
+    """The numbers of both ranks together have a gap."""
+
+    def rank(number: int) -> Trace:
+        args = {"collective": collective, "group": "5", "group_size": 2}
+        kernels = [
+            device(GENERIC, at * MS, US, seq=10 * number + at, correlation=at + 1, **args)
+            for at in range(4)
+        ]
+        return trace(kernels, number)
+
+    several = [rank(0), rank(1)]
+    prepare(several, Options())
+    for number, one in enumerate(several):
+        assert closed(one).equals(closed(rank(number)))
+        assert closed(one)["seq"].null_count() == 0
 
 
 def test_arguments_of_the_kernel_come_first() -> None:

@@ -162,6 +162,8 @@ def prepare(traces: Sequence[Trace], options: Options) -> None:
         if whole.collectives.filter(alone).height:
             return {}
         rows = communication(whole, patterns)
+        if rows.filter(collective="send_recv", group_size=2).height:
+            return {}
         on_device = rows.filter(of_kinds(vocabulary.DEVICE_WORK))["event"].to_numpy()
         if len({*of_event[on_device]}) not in {0, len(traces)}:  # elsewhere that of the host counts
             return {}

@@ -50,7 +50,7 @@ def in_pairs(rows: pl.DataFrame, rank: int | None) -> pl.DataFrame:
             end; ``ends``: sender and receiver within the group, as :data:`ENDS`.
         rank: global rank of the file, if known.
     """
-    is_single = pl.col("collective").is_in(SINGLES)
+    is_single = pl.col("collective").is_in(SINGLES).fill_null(value=False)
     of_two = (pl.col("group_size") == _PAIR).fill_null(value=False)
     seq = pl.col("seq")
     gaps = seq.n_unique().over("group") <= (seq.max() - seq.min()).over("group")
