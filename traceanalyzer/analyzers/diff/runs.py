@@ -325,7 +325,7 @@ def _mean(before: Run, after: Run, median: Measure) -> Measure:
     """Return the measure of the mean step, in which one slow step in a few counts."""
     sides = [_times(run) for run in (before, after)]
     means = [float(side.mean()) for side in sides]
-    one = ERRORS * float(np.hypot(*map(_error_of_slow, sides)))
+    one = noise_of(*map(_error_of_slow, sides))
     noise = None if median.noise is None else float(np.hypot(median.noise, one))
     least = max(median.least, MEAN_FRAC)
     return replace(median, name="mean", before=means[0], after=means[1], noise=noise, least=least)
