@@ -313,6 +313,16 @@ def test_equal_runs_with_regular_slow_steps_do_not_differ(
     assert [diff(*runs).outcome, diff(*runs[::-1]).outcome] == ["no change"] * 2
 
 
+def test_a_run_judged_by_its_mean_hides_no_change_of_another_one() -> None:
+    usual, slower, regular = [100] * 12, [108] * 11 + [900], [100, 100, 100, 180] * 3
+    several = [
+        loop([ms * MS + at * 7 % 5 * MS // 5 for at, ms in enumerate(each)])
+        for each in (usual, slower, regular)
+    ]
+    outcomes = ta.diff_series(several).runs["outcome"].to_list()
+    assert outcomes == [None, "regression", "regression"]
+
+
 def test_lost_graphs_are_named() -> None:
     def run(*calls: str) -> Trace:
         events: list[Event] = []

@@ -75,12 +75,20 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
     )
 
 
-def _by_one_measure(pairs: Sequence[tuple[Parts, Parts]], options: Options) -> list[Diff]:
-    """Compare each run (after) with another (before): all by the mean step if any is by it."""
+def _by_one_measure(
+    pairs: Sequence[tuple[Parts, Parts]], options: Options, *, or_each: bool = False
+) -> list[Diff]:
+    """Compare each run (after) with another (before): all by the mean step if any is by it.
+
+    With ``or_each`` each is compared by its own measure if a change is lost otherwise.
+    """
     each = [compute.combine(run, options, base) for run, base in pairs]
     if not any(one.measure and one.measure.name == "mean" for one in each):
         return each
-    return [compute.combine(run, options, base, by_mean=True) for run, base in pairs]
+    means = [compute.combine(run, options, base, by_mean=True) for run, base in pairs]
+    both = [(one.outcome, mean.outcome) for one, mean in zip(each, means, strict=True)]
+    lost = any(one != mean == "no change" for one, mean in both)
+    return each if or_each and lost else means
 
 
 def _with_noise(measure: Measure, values: tuple[list[float], list[float]]) -> Measure:
@@ -197,7 +205,8 @@ def in_order(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
     """
     if len(every) < 2:
         raise OptionError("diff_series needs at least two runs")
-    each = _by_one_measure([(after, every[0]) for after in every[1:]], options)
+    pairs = [(after, every[0]) for after in every[1:]]
+    each = _by_one_measure(pairs, options, or_each=True)
     rows: list[tuple[object, ...]] = []
     roles: list[pl.DataFrame] = []
     for number, one in enumerate(each, 2):
