@@ -68,15 +68,9 @@ SOFTMAX = ("aten::_softmax", "aten::softmax", "aten::_softmax_backward_data")
 PRODUCTS = ("aten::bmm", "aten::baddbmm")
 
 SCHEMA = {
-    "purpose": pl.String,
-    "device": pl.Int32,
-    "name": pl.String,
-    "place": pl.String,
-    "of_tensor": pl.Int64,
-    "call": pl.Int64,
-    "start": pl.Int64,
-    "end": pl.Int64,
-}
+    "purpose": pl.String, "device": pl.Int32, "name": pl.String, "place": pl.String,
+    **dict.fromkeys(("of_tensor", "call", "start", "end"), pl.Int64),
+}  # fmt: skip
 _NONE = pl.DataFrame(schema=SCHEMA)
 
 _THREAD = ["pid", "tid"]
