@@ -119,7 +119,7 @@ _STARTS, _INTERPRETER = r"^_*(?:libc_start|start_thread$|start$|clone3?$)", r"^_
 _JAVA, _OF_KERNEL = r"_\[j\]$|^Java(?:Main|Calls)", re.compile(r"_\[k\]$")
 _RUNTIME = re.compile(
     r"^(?:void |bool |int |auto )?[*& ]*(?:\W|_?start|0x|main(?:\W|$)|(?:ld|lib|python)[\w.+-]*$"
-    r"|_*(?:Py|THP|GI_|libc_|clone|int_\w*(?:alloc|free)|[mc]alloc|realloc|c?free|sys|do_|x64_"
+    r"|_*(?:Py|THP|GI_|IO_|libc_|clone|int_\w*(?:alloc|free)|[mc]alloc|realloc|c?free|sys|do_|x64_"
     r"|mem(?:cpy|move|set|cmp)|m(?:un)?map|pthread|futex|entry_|sched|gnu_|cxx|kmpc?_|gomp|omp_|GOMP)"
     r"|operator (?:new|delete)|(?:cu|nccl|hip|hsa|roc|mkl|dnnl|jit_|[sdch]gemm)\w*"
     r"|py::.*(?:-packages/|/lib/python|:<)"

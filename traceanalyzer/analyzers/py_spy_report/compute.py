@@ -129,6 +129,10 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
     unit, scale = _unit(parts[0].unit or "", options.rate)
     total = math.fsum(part.total for part in parts) * scale
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
+    if not options.library_names and not rows["path"].count():
+        own = rows.drop_nulls("library")["samples"].sum()
+        if own < _LEAST_NATIVE * total:  # of a runtime that is not known
+            rows = rows.with_columns(pl.when(pl.lit(value=False)).then(pl.col(*LIBRARY, "library")))
     if options.aggregate_leaf_paths and len(parts) > 1:
         keys = ["group", *PATH, *LIBRARY, "library"]
         sums = pl.col("samples").sum(), pl.col("doing", "caller").first()
@@ -378,6 +382,8 @@ def _callers(frames: Frames, leaf: intervals.Ints) -> intervals.Ints:
     return caller
 
 
+#: Least share of samples in native functions of the program.
+_LEAST_NATIVE = 0.1
 #: Least threads in a line at once, and share of these instants in which one is in later lines.
 _SEVERAL, _ONE = 2, 0.9
 _LOCKS = {"frame": pl.Int64, "place": pl.String, "holder": pl.String, "samples": pl.Float64}

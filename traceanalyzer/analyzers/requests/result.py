@@ -197,7 +197,7 @@ def _queueing(result: Requests) -> Iterator[str]:
     Not those whose requests all arrive at the begin.
     """
     key = ["path", "run"]
-    rows = result.answered.sort(*key, "start_ns")
+    rows = result.answered.drop_nulls("start_ns").sort(*key, "start_ns")
     quarter = pl.int_range(pl.len()).over(key) * _QUARTERS // pl.len().over(key)
     each = rows.group_by(*key, quarter=quarter).agg(
         ttft=pl.col("ttft_ns").median(), at=pl.col("start_ns").median()
