@@ -130,8 +130,8 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
     total = math.fsum(part.total for part in parts) * scale
     rows = pl.concat([part.rows for part in parts]).with_columns(pl.col("samples") * scale)
     if not options.library_names and not rows["path"].count():
-        own = rows.drop_nulls("library")["samples"].sum()
-        if own < _LEAST_NATIVE * total:  # of a runtime that is not known
+        tagged = rows.drop_nulls("library")["samples"].sum()
+        if tagged < _LEAST_NATIVE * total:  # of a runtime that is not known
             rows = rows.with_columns(pl.when(pl.lit(value=False)).then(pl.col(*LIBRARY, "library")))
     if options.aggregate_leaf_paths and len(parts) > 1:
         keys = ["group", *PATH, *LIBRARY, "library"]
