@@ -160,7 +160,7 @@ def test_steps_of_which_all_is_slow(more: int, alike: bool) -> None:
 def test_one_slow_operator_is_a_cause() -> None:
     usual = {"mm": 7, "add": 1, "view": 1, "sum": 1}
     (one,) = judged("uneven-steps", on_cpu([usual] * 5 + [usual | {"add": 6}] * 2))
-    assert one.confidence == "high"
+    assert one.confidence == "medium"
     assert "5 ms more in add" in one.title
 
 

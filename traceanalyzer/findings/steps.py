@@ -115,7 +115,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         step=worst["step"],
         cost_ns=round(left * cost / each.height),
         total_ns=round(left * cost) if on_device else None,
-        confidence="high" if sure else "low",
+        confidence="low" if not sure else "medium" if remedy.startswith(_UNKNOWN) else "high",
         explained=explained,
     )
 
@@ -247,6 +247,7 @@ _ALONE = (
     "inputs, and record again on an idle machine."
 )
 
+_UNKNOWN = "Why "
 _MORE_CODE = (
     "Why {name} takes longer in the slow steps was not recorded: ranges ({ranges}) or Python "
     "stacks ({stacks}) show what runs then."

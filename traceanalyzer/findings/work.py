@@ -91,7 +91,7 @@ def _contended_cpus(result: Steps, _: Answers) -> Iterator[Measured]:
         f"{least:.1f} times as long as the same calls at their fastest "
         f"({'up to ' * (rows.height > 1)}{format_frac(share)} of step time).",
         evidence=(
-            "Calls are longer independently of those next to them; larger inputs change both.",
+            "Long calls lie beside short ones; larger inputs would make both longer.",
             "Waits of threads for a CPU are not recorded.",
         ),
         advice=_TEXTS["contended"],
