@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from comm_traces import GEMM, MS, US, device, host, step, trace
 from wording import check_wording
@@ -135,3 +137,13 @@ def test_first_collective_creates_the_communicator(slow: tuple[int, ...], sets_u
     found = [one for one in findings if one.id == "communicator-creation"]
     assert [one.per.endswith("once") for one in found] == [True] * sets_up
     assert [one.cost_ns for one in found] == [pytest.approx(30 * MS, rel=0.1)] * sets_up
+
+
+def test_the_largest_finding_of_a_rule_explains_slow_steps(shared: Path) -> None:
+    """Two functions are findings of one rule; the slow steps run the one that costs more."""
+    path = shared / "data/causes/chrome/ddp_gloo_two_ranks/rank1.json.gz"
+    findings = ta.diagnose(path).findings
+    first, *_ = findings
+    assert first.id == "host-code"
+    assert [one.id for one in first.effects] == ["uneven-steps"]
+    assert [one.id for one in findings].count("host-code") == 2

@@ -471,7 +471,9 @@ def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answer
 
 def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
     """Return root causes, each with the findings that it explains as effects."""
-    by_id = {one.finding.id: place for place, one in reversed(list(enumerate(candidates)))}
+    costs = [one.finding.cost_frac or 0 for one in candidates]
+    places = sorted(range(len(costs)), key=lambda place: (costs[place], -place))
+    by_id = {candidates[place].finding.id: place for place in places}  # the largest of a rule
     present = {id_: candidates[place] for id_, place in by_id.items()}
     parents = [_parent(one, present) for one in candidates]
     effects: dict[int, list[Finding]] = {}
