@@ -408,26 +408,30 @@ def test_advice_on_exposed_communication_fits_the_collective(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "trains", "expected"),
+    ("sizes", "forwards", "repeats"),
     [
-        ([[4, 8, 4, 8]] * 3, True, "the same 2 tensors 2 times"),
-        ([[4, 8, 9] * 6] * 3, False, ""),  # tokens of inference
-        ([[4, 8, 4, 8], [4, 8]], True, ""),
-        ([[4, 8, 8]] * 3, True, ""),
-        ([[4]] + [[4, 8, 4, 8]] * 3, True, "the same 2 tensors 2 times"),
+        ([[4, 8, 4, 8]] * 3, 2, True),
+        ([[4, 8, 4, 8]] * 3, 1, False),  # layers of one pass
+        ([[4, 8, 4, 8]] * 3, 0, False),  # not recorded
+        ([[4, 8, 4, 8], [4, 8]], 2, False),
+        ([[4, 8, 8]] * 3, 2, False),
+        ([[4]] + [[4, 8, 4, 8]] * 3, 2, True),
+        ([[4, 4, 4]] * 3, 3, True),
     ],
 )
 def test_reductions_that_processes_repeat(
-    sizes: list[list[int]], expected: str, *, trains: bool
+    sizes: list[list[int]], forwards: int, *, repeats: bool
 ) -> None:
     rows = pl.DataFrame(
         {"collective": "gloo:all_reduce", "step": str(step), "instance": 100 * step + at,
          "message_bytes": size}
         for step, each in enumerate(sizes) for at, size in enumerate(each)
     )  # fmt: skip
-    losses = pl.DataFrame({"waited": [False], "cause": [causes.PEER], "lost_ns": [100]})
+    losses = pl.DataFrame({"waited": [False], "cause": [causes.PEER], "lost_ns": [120]})
     time = SimpleNamespace(losses=losses, on_host=True, share=str)
-    answers: Any = SimpleNamespace(time=time, program=SimpleNamespace(trains=trains))
+    names = ["DistributedDataParallel.forward", "Optimizer.step#SGD.step"]
+    steps = SimpleNamespace(code=pl.DataFrame({"name": names, "n": [forwards * 3, 3]}))
+    answers: Any = SimpleNamespace(time=time, of=lambda _: steps)
     comm: Any = SimpleNamespace(collectives=rows)
-    found = [one.title for one in communication._repeated_on_hosts(comm, answers)]
-    assert [expected in one for one in found] == [True] * bool(expected)
+    found = [one.total_ns for one in communication._repeated_on_hosts(comm, answers)]
+    assert found == ([round(120 * (1 - 1 / forwards))] if repeats else [])

@@ -73,7 +73,7 @@ class CriticalPath(Result):
         names: the same by class and name of the kernel, copy, collective or call.
         ranks: the same by rank; families: by family of kernels, or class; annotations: by innermost
             annotation, of work that around its launch call; stages: by pipeline stage.
-        path: the path in order of time: ``rank``, ``kind``, ``name``, ``at_ns`` (from the begin of
+        path: the path in order of time: ``rank``, ``kind``, ``name``, ``at_ns`` (from the start of
             the run), ``time_ns``.
         steps: number of steps.
         step_ns: mean step time, the sum of ``time_ns`` of each table.
@@ -256,7 +256,7 @@ def _summed(path: pl.DataFrame, steps: int, *by: str) -> pl.DataFrame:
 
 
 def _joined(path: pl.DataFrame, begin: float) -> pl.DataFrame:
-    """Join neighbours of one rank, class and name: at_ns from the begin of the run, time_ns."""
+    """Join neighbours of one rank, class and name: at_ns from the start of the run, time_ns."""
     key = pl.struct("program", "kind", "name").rle_id()
     return (
         path.group_by(run=key, maintain_order=True)
@@ -290,7 +290,7 @@ class Part(NamedTuple):
 def longest_path(
     job: Job, times: Sequence[Times], weights: Sequence[Weights] | None = None
 ) -> pl.DataFrame:
-    """Return the longest path, from the end of the last device work back to the begin.
+    """Return the longest path, from the end of the last device work back to the start.
 
     Args:
         job: the programs of all ranks.

@@ -284,6 +284,8 @@ def gate(
 
     writing.check(junit=xml)
     read_budgets(budgets)  # before anything is read
+    if not paths:
+        raise click.UsageError("Missing argument 'PATH...'.")
     result = answer(ta.check_budgets, paths, reading, writing, budgets=budgets)
     if xml is not None:
         output.write(junit("traceanalyzer.gate", tuple(_budget_cases(result))), xml)

@@ -26,6 +26,7 @@ from traceanalyzer.analyzers.gpu_idle.activities import NO_BUFFERS
 from traceanalyzer.analyzers.kernels import training
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap, advice, why_exposed
+from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import (
     EXPOSED,
@@ -58,7 +59,7 @@ _NAMED = 3
     "gradients reduced in every micro-batch instead of once per step",
     "exposed time of the earlier reductions as a share of step time (or of the recorded time)",
     {"info": 0.02, "warning": 0.05, "critical": 0.2},
-    uses=("gpu_idle", "kernels"),
+    uses=("gpu_idle", "kernels", "steps"),
 )
 def _repeated_reduction(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     kernels, claimed = answers.of(Kernels), straggling.claimed(answers, REPEATED)
@@ -85,30 +86,39 @@ def _repeated_reduction(result: CommOutliers, answers: Answers) -> Iterator[Meas
 
 
 def _repeated_on_hosts(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    """Yield reductions of several sizes that all steps of CPUs repeat in the same order."""
-    if not (answers.time.on_host and answers.program.trains):
+    """Yield reductions on CPUs that each forward pass of an optimizer step repeats."""
+    if (n := _passes(answers)) < 2:
         return
     is_sum = pl.col("collective").str.contains("all_reduce|reduce_scatter")
     rows = result.collectives.filter(is_sum).drop_nulls("step").sort("instance")
     steps = rows.group_by("step").agg("message_bytes")["message_bytes"].to_list()
-    passes = {
-        next((k, n // k) for k in range(2, n + 1) if n % k == 0 and one[:k] * (n // k) == one)
-        for one in steps
-        if len({*one}) > 1 and (n := len(one))  # layers of one size are usual in one pass, too
-    }
+    repeat = {one[: len(one) // n] * n == one for one in steps if len(one) >= n}
     of_calls = ~pl.col("waited") & pl.col("cause").is_in((causes.PEER, SLOW))
     calls = answers.time.losses.filter(of_calls)["lost_ns"]
-    tensors, n = passes.pop() if len(passes) == 1 else (0, 1)
-    total = round(int(calls.sum()) * (1 - 1 / n))
+    total = round(int(calls.sum()) * (1 - 1 / n)) if repeat == {True} else 0
     if total:
         yield Measured(
-            title=f"Each step reduces the same {tensors} tensors {n} times, as without "
-            "no_sync() around accumulated micro-batches: all but the last cost "
-            f"{answers.time.share(total)}.",
+            title=f"Gradients are reduced in each of {n} forward and backward passes per optimizer "
+            f"step: all but the last cost {answers.time.share(total)}.",
             advice=_TEXTS["no_sync"],
             total_ns=total,
             confidence="medium",
         )
+
+
+def _passes(answers: Answers) -> int:
+    """Return how often DDP or FSDP run a forward pass on CPUs per optimizer step; 0 if unknown."""
+    if not answers.time.on_host or (steps := answers.of(Steps)) is None or steps.code is None:
+        return 0
+    passes, updates = (
+        int(steps.code.filter(pl.col("name").str.contains(name))["n"].sum())
+        for name in (_FORWARD, r"^Optimizer\.step#")
+    )
+    return round(passes / updates) if updates else 0
+
+
+#: Ranges of DDP and FSDP around a forward pass.
+_FORWARD = r"^(?:Distributed|FullySharded)DataParallel\.forward"
 
 
 @rule(
@@ -586,7 +596,7 @@ _MUCH = 0.3
 _OF_ENGINES = r"(?i)(?:one|two)_?shot_?all_?reduce|cross_device_reduce|trtllm_all_?reduce"
 #: Tensor parallelism sums in each layer: from so many all_reduces of a rank on.
 _MANY_SUMS = 16
-#: In training, sums of one size from the begin of a step to its end: from so many on.
+#: In training, sums of one size from the start of a step to its end: from so many on.
 _MANY_IN_STEP = 8
 #: Sums in the first and the last part of a step; gradients are reduced from its middle on.
 _PART = 0.25
@@ -595,7 +605,7 @@ _PART = 0.25
 def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     """Whether most time of all_reduces in training is in sums of layers, not of gradients.
 
-    They are of one size, and many from the begin of each step to its end.
+    They are of one size, and many from the start of each step to its end.
     """
     if not (answers.program.pytorch and answers.program.trains):
         return False
@@ -621,7 +631,7 @@ _PARTS, _FIRST = ("all_gather", "reduce_scatter"), 3
 
 
 def _are_of_sequences(comm: CommOutliers) -> bool:
-    """Whether each sum follows a gather, from the begin of each step: they are of activations.
+    """Whether each sum follows a gather, from the start of each step: they are of activations.
 
     In sequence parallelism, layers gather and scatter them. Parameters (FSDP) are gathered in the
     whole forward pass first.

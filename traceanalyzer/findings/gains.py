@@ -68,7 +68,7 @@ _LOOPS = {"unfused-optimizer": OF_MANY_FRAC, "tensor-loop": OF_MANY_FRAC} | dict
 #: Rules about slow kernels: their names, and how many times as fast they can be.
 _FASTER = {"no-tensor-cores": f"{kernel_names.PLAIN_FLOAT}=8"}
 #: Rules about time of the host, which the profiler makes longer, and how to check them.
-SLOWED = (IDLE_RULES[causes.LAUNCH], IDLE_RULES[causes.HOST_CODE])
+_SLOWED = (IDLE_RULES[causes.LAUNCH], IDLE_RULES[causes.HOST_CODE])
 _CHECK = "First measure a step without the profiler (or with nsys): is it as long? If it is: "
 #: What else is left of a critical gain is a warning.
 _LEAST_LEFT = 0.02
@@ -164,7 +164,7 @@ def with_gains(
             continue
         known = replace(known, severity=by_id[one.id].severity(frac, one.confidence) or "info")
         alone = one.step or one.ranks or (one.rank is not None and len(replay.job.programs) > 1)
-        if one.id in SLOWED and known.severity != "info" and not alone:  # not slow on others, too
+        if one.id in _SLOWED and known.severity != "info" and not alone:  # not slow on others, too
             least = _share([inside], replay.unprofiled("profiler_most_frac"), counted) * factor
             known = _with_least(known, min(least, frac), by_id[one.id])
         kept.append(known)
@@ -269,11 +269,11 @@ def _with_least(one: Finding, least: float, rule: Rule) -> Finding:
 
 def _below_sure(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Yield findings; those that the profiler may cause are info if others gain half as much."""
-    sure = [one for one in findings if one.id not in SLOWED and one.confidence != "low"]
+    sure = [one for one in findings if one.id not in _SLOWED and one.confidence != "low"]
     most = max((one.gain_frac or 0.0 for one in sure), default=0.0)
     for one in findings:
         is_less = (
-            one.id in SLOWED and one.gain_basis == "bound" and most >= (one.gain_frac or 0) / 2
+            one.id in _SLOWED and one.gain_basis == "bound" and most >= (one.gain_frac or 0) / 2
         )
         yield replace(one, severity="info") if is_less else one
 
@@ -360,7 +360,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         unknown = alone or not replay.has_work_after(one.intervals)
         # the host itself may take the time for the next batch, which workers would deliver earlier
         late = replay.waits_for_batches() / replay.whole_ns
-        hidden = 0 < late < cost and 2 * frac < cost and one.id != SLOWED[0]
+        hidden = 0 < late < cost and 2 * frac < cost and one.id != _SLOWED[0]
         return None if hidden or (unknown and frac < NO_GAIN) else frac
     return None
 

@@ -147,7 +147,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     ]
     found = gains.with_gains(_chained(candidates), examined, answers, rules)
     return Diagnosis(
-        _ranked(found.findings),
+        tuple(sorted(found.findings, key=_by_severity)),
         pl.DataFrame(schema=_BUDGET_TYPES) if little else budget(answers),
         _checks(rules, skipped, found),
         examined.files,
@@ -317,25 +317,20 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
         yield f"For a sound recording: {' '.join(advice)}"
 
 
-def _ranked(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Sort by severity, then gain; memory and time are compared by their shares.
+def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
+    """Sort key: severity, then gain; memory and time are compared by their shares.
 
     Within a severity, half of the gain counts where the confidence is low. A gain is replayed, or
     the bound that its rule knows: what a fix leaves of the time is part of the rule. What the
     recording lacks comes first. Defects come before the bubble of a pipeline, which is as its
-    schedule has it, and before time of the host which the profiler may cause.
+    schedule has it.
     """
-    slowed = any(one.id in gains.SLOWED and one.gain_basis == "bound" for one in findings)
-
-    def key(one: Finding) -> tuple[int, bool, bool, bool, float, str, str]:
-        is_of_recording = one.analysis == "info" and one.severity != "info"
-        severity = -SEVERITIES.index(one.severity)
-        frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
-        weighted = frac / 2 if one.confidence == "low" else frac
-        is_bubble, last = one.id == RULE_OF[BUBBLE], slowed and one.id in gains.SLOWED
-        return severity, not is_of_recording, is_bubble, last, -weighted, one.id, one.title
-
-    return tuple(sorted(findings, key=key))
+    is_of_recording = one.analysis == "info" and one.severity != "info"
+    severity = -SEVERITIES.index(one.severity)
+    frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
+    weighted = frac / 2 if one.confidence == "low" else frac
+    is_bubble = one.id == RULE_OF[BUBBLE]
+    return severity, not is_of_recording, is_bubble, -weighted, one.id, one.title
 
 
 # --- findings and their effects --------------------------------------------------------------
@@ -490,7 +485,7 @@ def _chained(candidates: Sequence[_Candidate]) -> list[Finding]:
     return [
         replace(
             candidates[place].finding,
-            effects=_ranked(effects.get(place, ())),
+            effects=tuple(sorted(effects.get(place, ()), key=_by_severity)),
         )
         for place in roots
     ]

@@ -247,6 +247,7 @@ _ALONE = (
     "inputs, and record again on an idle machine."
 )
 
+#: How this advice begins: what to record, because the reason is not known.
 _UNKNOWN = "Why "
 _MORE_CODE = (
     "Why {name} takes longer in the slow steps was not recorded: ranges ({ranges}) or Python "

@@ -233,9 +233,8 @@ def _launching_code(answers: Answers, rank: int, by_cause: Mapping[str, int]) ->
     name = place.get("code") or place.get("called")
     if not name or 2 * rows.filter(code=name)["ns"].sum() > rows["ns"].sum():
         return "", ""
-    return frame_text(
-        name
-    ), f"only this rank runs {difference.alone}, launched in {frame_text(name)}"
+    code = frame_text(name)
+    return code, f"only this rank runs {difference.alone}, launched in {code}"
 
 
 def _is_long(answers: Answers) -> pl.Expr:

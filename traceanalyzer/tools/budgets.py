@@ -55,6 +55,7 @@ _MOST_BYTES = 1 << 20
 _MOST_DOTS = 100
 #: First bytes of compressed files and databases.
 _BINARY = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK", b"BZh", b"\xfd7zXZ", b"SQLite format", b"\x80")
+_FIRST = "give the file of budgets first: traceanalyzer gate budgets.toml TRACE"
 _FORM = 'write for example budgets = ["step_ms <= 410"]'
 
 
@@ -185,14 +186,14 @@ def read_budgets(path: PathLike) -> tuple[Budget, ...]:
         with Path(name).open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise UnreadableFile(name, str(getattr(error, "strerror", error)).lower()) from None
+        why, hint = str(getattr(error, "strerror", error)).lower(), _FIRST
+        raise UnreadableFile(name, why, hint=hint if Path(name).is_dir() else None) from None
     if len(data) > _MOST_BYTES and not data.startswith(_BINARY) and not data.startswith(b"{"):
         raise MalformedInput(name, "too large for a file of budgets", hint=_FORM)
     if any(line.count(b".") > _MOST_DOTS for line in data.splitlines()):
         raise MalformedInput(name, f"a line with more than {_MOST_DOTS} dots", hint=_FORM)
     if data.startswith(_BINARY) or data.lstrip().startswith(b"{"):
-        hint = "give the file of budgets first: traceanalyzer gate budgets.toml TRACE"
-        raise MalformedInput(name, "not a file of budgets but, it seems, a trace", hint=hint)
+        raise MalformedInput(name, "not a file of budgets but, it seems, a trace", hint=_FIRST)
     try:
         content = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:

@@ -276,7 +276,7 @@ def carried(sequence: pl.Series, hidden: pl.Series, exposed: pl.Series) -> pl.Se
         owed = max(0, owed before + overlapped wait time - exposed transfer)
         lost = owed before + overlapped wait time - owed
 
-    Nothing is owed at the begin of a sequence. Windows over many short sequences would be slow.
+    Nothing is owed at the start of a sequence. Windows over many short sequences would be slow.
     """
     wait = hidden.to_numpy()
     added, before = wait - exposed.to_numpy(), wait.cumsum() - wait

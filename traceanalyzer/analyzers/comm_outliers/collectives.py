@@ -158,11 +158,9 @@ def prepare(traces: Sequence[Trace], options: Options) -> None:
     patterns = options.comm_patterns
 
     def compute(whole: Trace, of_event: Ints) -> dict[Hashable, pl.DataFrame]:
-        alone = pl.col("peer").is_not_null() | pl.col("collective").is_in(pipelines.SINGLES)
-        if whole.collectives.filter(alone).height:
-            return {}
         rows = communication(whole, patterns)
-        if rows.filter(collective="send_recv", group_size=2).height:
+        is_single = pl.col("collective").is_in(pipelines.SINGLES)
+        if whole.collectives["peer"].count() or rows.filter(is_single).height:
             return {}
         on_device = rows.filter(of_kinds(vocabulary.DEVICE_WORK))["event"].to_numpy()
         if len({*of_event[on_device]}) not in {0, len(traces)}:  # elsewhere that of the host counts

@@ -85,8 +85,9 @@ def cuts(excerpt: Excerpt, gaps: pl.DataFrame, code: pl.DataFrame) -> pl.DataFra
         unit, ts.
     """
     length = pl.col("end") - pl.col("start")
-    long = intervals.overlap_with(gaps.filter(length >= length.top_k(MOST).min()), code, ["unit"])
-    long = long.filter(2 * pl.col("overlap") >= length)
+    long = gaps.filter(length >= length.top_k(MOST).min())
+    long = long.sort(length, descending=True, maintain_order=True).head(MOST)  # of equal ones
+    long = intervals.overlap_with(long, code, ["unit"]).filter(2 * pl.col("overlap") >= length)
     least = _PART * (long.select(length.min()).item() or np.inf)
     steps = pl.col("name").is_in(matching(excerpt.names, [steps_pattern()]))
     parts = of_kinds((*ANNOTATION_KINDS, "python_function")) & ~steps & (length >= least)

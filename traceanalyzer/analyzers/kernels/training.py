@@ -212,7 +212,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _matrix_updates(work, calls, nodes, steps),
         _extending(trace, work, calls),
         _norms(trace, work, calls, nodes),
-        *(_avoidable(trace, work, calls, names, what) for what in _AVOIDED),
+        *(_avoidable(trace, work, calls, steps, what) for what in _AVOIDED),
     ]
     others = _shaped(_repeating(trace, work, calls, steps))
     others = others.join(found, on=["device", "start"], how="anti", nulls_equal=True)
@@ -308,11 +308,12 @@ def _of_many(
 
 
 def _avoidable(
-    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str], what: str
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, what: str
 ) -> pl.DataFrame:
     """Kernels of ranges that need not run, or not so often."""
-    hosts, patterns = (*_ON_HOST, "python_function"), (_AVOIDED[what], _OPTIMIZER_STEP, _SUMS)
-    ranges, steps, sums = (_ranges(trace, names, one, hosts) for one in patterns)
+    ranges = _ranges(trace, trace.names, _AVOIDED[what], (*_ON_HOST, "python_function"))
+    if ranges.is_empty():
+        return _NONE
     calls = calls.sort("ts")
     labelled = linking.label_by_interval(calls, ranges, _THREAD)
     rows, inside = labelled.drop_nulls("interval"), pl.col("interval").is_not_null()
@@ -322,6 +323,7 @@ def _avoidable(
     if what == CLIPS and times < 2:
         return _NONE
     if what == ZEROS and rows.height:  # the first sums after it only copy
+        sums = _ranges(trace, trace.names, _SUMS)
         others = linking.label_by_interval(calls, sums, _THREAD).drop_nulls("interval")
         ahead = calls.join(sums, on=_THREAD, how="anti").rename({"ts": "start"})
         others = others.with_columns(before=_count(ahead, others), step=_count(steps, others))

@@ -132,13 +132,7 @@ def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list
         waiting = _without_waits(engine.joined(weights), job.timed[0], exposed, exposed)
         weights = waiting.of_each(job.first_call, job.first_row)
     if change.typical_ranks:
-        before, weights = (
-            weights,
-            _typical(job, weights, set(change.typical_ranks), of_all=change.of_all),
-        )
-        if change.only_work:
-            pairs = zip(weights, before, strict=True)
-            weights = [replace(one, transfer=old.transfer) for one, old in pairs]
+        weights = _typical(job, weights, change)
     if change.equal_stages:
         weights = _with_equal_stages(job, weights)
     return [
@@ -439,9 +433,7 @@ def _without_time(
 # --- typical ranks -----------------------------------------------------------------------------
 
 
-def _typical(
-    job: Job, weights: Sequence[Weights], ranks: set[int], *, of_all: bool
-) -> list[Weights]:
+def _typical(job: Job, weights: Sequence[Weights], change: Change) -> list[Weights]:
     """Give the chosen ranks the times of the others: by kernel, collective, step and host time.
 
     A kernel takes the mean of the others at the same place of the step, if all ranks run it there
@@ -451,7 +443,8 @@ def _typical(
     place and the number of kernels do not count. Unexplained time before work becomes that of the
     others.
     """
-    chosen = np.array([name in ranks for name in job.names])
+    of_all = change.of_all
+    chosen = np.array([name in change.typical_ranks for name in job.names])
     whole, is_transfer, mine = engine.joined(weights), job.flow.group >= 0, chosen[job.unit]
     times = np.where(is_transfer, whole.transfer, whole.duration)
     kinds = job.kinds if of_all else job.places
@@ -473,7 +466,7 @@ def _typical(
     }
     changed = replace(
         whole, duration=np.where(is_transfer, whole.duration, times),
-        transfer=np.where(is_transfer, times, whole.transfer),
+        transfer=np.where(is_transfer & (not change.only_work), times, whole.transfer),
         rest=whole.rest * np.minimum(rest, 1.0), **on_host,
     )  # fmt: skip
     return changed.of_each(job.first_call, job.first_row)

@@ -530,7 +530,7 @@ def _plan(
 ) -> Ints:  # fmt: skip
     """Return what happens in a window: calls, ends of the calls that wait, and device work.
 
-    Work comes after the begin of its call and before its end; without a call, after the work
+    Work comes after the start of its call and before its end; without a call, after the work
     before.
 
     Args:
@@ -775,7 +775,7 @@ def step_times(job: Job, ends: Sequence[Floats]) -> list[float]:
     """Return the duration of each step, over all ranks.
 
     A step takes from the end of the work of the steps before it to the end of its own; the first
-    one from the begin of the recording. Steps that were recorded apart begin with their first
+    one from the start of the recording. Steps that were recorded apart begin with their first
     device work, and take no time without any.
 
     Args:

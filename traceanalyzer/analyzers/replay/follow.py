@@ -103,7 +103,7 @@ def follow(
     follows the call before it; a call that waits ends after the device work that it waits for.
 
     Args:
-        plan: what happens on each rank in order: with N calls, n is the begin of a call, N + n its
+        plan: what happens on each rank in order: with N calls, n is the start of a call, N + n its
             end if it waits, 2 N + n a row of work.
         bounds: where the plan of each rank begins, and the end.
         sizes: number of members of each collective.

@@ -52,8 +52,9 @@ _EQUAL = 0.01
 #: to first token is so many times the shortest (5th percentile).
 _FULL, _WAITING = 0.5, 10
 #: Requests queue up if the times to first token of each quarter of the requests are longer than
-#: before, and those of the last one so many times those of the first one.
-_QUARTERS, _GROWS = 4, 3
+#: before, those of the last one so many times those of the first one, and longer by at least this
+#: share of the time between the two.
+_QUARTERS, _GROWS, _BEHIND = 4, 3, 0.05
 #: A prompt is long from so many times the median on; so many stalls have one if they are the cause.
 _LONG_PROMPT, _OF_STALLS = 4, 0.8
 
@@ -194,7 +195,8 @@ def _full(result: Requests) -> Iterator[str]:
 def _queueing(result: Requests) -> Iterator[str]:
     """Name the runs in which requests arrive faster than they are answered, so that a queue grows.
 
-    Not those whose requests all arrive at the begin.
+    Not those whose requests all arrive at the start, or with a time to first token that grows by
+    little of the time that has passed.
     """
     key = ["path", "run"]
     rows = result.answered.drop_nulls("start_ns").sort(*key, "start_ns")
@@ -206,9 +208,10 @@ def _queueing(result: Requests) -> Iterator[str]:
     runs = each.group_by(key, maintain_order=True).agg("ttft", "at")
     for times, at in runs.filter(pl.col("ttft").list.len() == _QUARTERS)[["ttft", "at"]].rows():
         grows = all(late > early for early, late in itertools.pairwise(times))
-        if grows and times[-1] > _GROWS * times[0] and at[-1] - at[0] > times[-1]:
+        passed, more = at[-1] - at[0], times[-1] - times[0]
+        if grows and times[-1] > _GROWS * times[0] and passed > times[-1] > more > _BEHIND * passed:
             yield (
-                f"Requests arrive faster than they are answered: the median time to first token "
+                "Requests arrive faster than they are answered: the median time to first token "
                 f"grows from {format_ns(times[0])} (first quarter of the requests) to "
                 f"{format_ns(times[-1])} (last quarter). Add replicas, allow more requests at a "
                 "time, or send fewer."
@@ -238,7 +241,7 @@ def _stalled(result: Requests) -> Iterator[str]:
 def _notes(result: Requests) -> Iterator[str]:
     """Describe what is not known, and statistics that differ from those of the log."""
     of_benchmark = result.answered.height == result.answered["queue_ns"].null_count() > 0
-    if of_benchmark and not any((*_full(result), *_stalled(result))):
+    if of_benchmark and not any((*_full(result), *_queueing(result), *_stalled(result))):
         yield (
             "A benchmark does not know what its requests wait for. Spans of the engine do: vllm "
             "serve --otlp-traces-endpoint URL, with a collector that writes JSON."

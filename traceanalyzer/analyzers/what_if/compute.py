@@ -60,7 +60,7 @@ class WhatIf(Result):
         paths: the longest path of a step before and after a given change: ``kind``, ``before_ns``,
             ``after_ns``, ``after_frac`` (of the step time after it).
         drawn: work of one step before and after a given change, of the rank that gains most:
-            ``run``, ``kind``, ``start_ns``, ``end_ns`` from the begin of the step.
+            ``run``, ``kind``, ``start_ns``, ``end_ns`` from the start of the step.
         given: the change was given; otherwise each usual one was tried.
         faster_ranks: ranks that are faster than the others: like them, steps would be longer.
         unequal: work that is moved between ranks gains time, by one of the changes.
