@@ -168,7 +168,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     )
 
 
-_MORE_LINES = "traceanalyzer py-spy-report: all lines of code, and what else the samples do."
+_MORE_LINES = "traceanalyzer py-spy-report shows all lines of code, and what else the samples do."
 
 
 def _about(examined: Examination, found: gains.Gains) -> Iterator[str]:
