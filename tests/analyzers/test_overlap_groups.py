@@ -45,7 +45,7 @@ def rows(traces: list[Trace], by: Any) -> list[tuple[Any, ...]]:
     table = ta.overlap(traces, by=by).view().tables[0]
     assert table.name == "groups"
     keys = [name for name in ("group", "members", "place", "phase") if name in table.frame.columns]
-    measured = ("ranks", "n", "message_bytes", "communication_ns", "exposed_ns")
+    measured = ("n", "message_bytes", "communication_ns", "exposed_ns")
     return sorted(table.frame.select(*keys, *measured).rows())
 
 
@@ -54,7 +54,7 @@ def test_by_group_and_phase() -> None:
     inner, outer = "within a node", "between nodes"
     result = rows(traces, "group,phase")
     assert result == sorted(
-        (group, members, place, phase, 2, 2, 2 * 4096, 2 * each, 2 * exposed)
+        (group, members, place, phase, 2, 2 * 4096, 2 * each, 2 * exposed)
         for group, pairs, place, parts in (
             ("tp", ("0-1", "2-3"), inner, (("forward", MS, 0), ("backward", 2 * MS, 2 * MS))),
             (
@@ -89,6 +89,21 @@ def test_phases_are_unknown_if_one_thread_launches_everything(backward: int) -> 
     assert found == ({"forward", "backward"} if backward == AUTOGRAD else {"unknown"}) | {
         "optimizer"
     }
+
+
+@pytest.mark.parametrize(
+    ("group", "phase"),
+    [
+        ("forward:6-7", "forward"),
+        ("pp_bwd_0", "backward"),
+        ("optimizer-clip-main-grad", "optimizer"),
+        ("params-all-gather:0-4", "unknown"),
+        ("backward_optimizer_overlap", "backward"),
+    ],
+)
+def test_names_of_groups_decide_if_one_thread_launches_everything(group: str, phase: str) -> None:
+    events = [step(0, 0, 20 * MS), *launched(ALL_REDUCE, 10_000, MS, MS, MAIN, group=group)]
+    assert ta.overlap(trace(events)).groups["phase"].to_list() == [phase]
 
 
 def test_named_ranges_decide() -> None:

@@ -13,7 +13,8 @@ device. It is divided in this order:
 The phase of a collective (forward, backward, optimizer) is the innermost range with such a name on
 the launching thread. Without one, PyTorch runs the backward pass on threads of its own: work that
 they launch is of the backward pass, work of the thread that marks the steps is of the forward pass.
-If one thread launches all work, the phase is unknown.
+If one thread launches all work, the name of the process group decides ("forward:6-7", of pipelines
+that have a group for each direction); else the phase is unknown.
 """
 
 from collections.abc import Sequence
@@ -44,8 +45,8 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 #: Names of ranges, the first match counts.
 _RANGES = {
     OPTIMIZER: r"(?i)^Optimizer\.step#|\boptim(?:izer)?[ _.:-]*step|^optimizer$",
-    BACKWARD: r"(?i)backward|\bbwd\b",
-    FORWARD: r"(?i)forward|\bfwd\b",
+    BACKWARD: r"(?i)backward|(?:\b|_)bwd(?:\b|_)",
+    FORWARD: r"(?i)forward|(?:\b|_)fwd(?:\b|_)",
 }
 _THREAD = ["pid", "tid"]
 
@@ -244,6 +245,17 @@ def communication(each: Sequence[Exposed]) -> pl.DataFrame:
     return rows.join(launched, on=keys, how="left", nulls_equal=True)
 
 
+_KNOWN_PHASE = pl.col("phase").replace(UNKNOWN, None)
+
+
+def _of_group() -> pl.Expr:
+    """Return the phase that the name of the process group says, or null."""
+    group = pl.col("group").cast(pl.String)
+    says = {**_RANGES, OPTIMIZER: r"(?i)^optim(?:izer)?\b"}
+    phases = (pl.when(group.str.contains(like)).then(pl.lit(phase)) for phase, like in says.items())
+    return pl.coalesce(*phases)
+
+
 def by_group(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the communication by process group, place and phase, over all ranks.
 
@@ -258,7 +270,9 @@ def by_group(rows: pl.DataFrame) -> pl.DataFrame:
         return pl.DataFrame(schema=GROUPS)
     between = pl.when(~pl.col("one_node")).then(pl.lit(BETWEEN))
     place = pl.when("one_node").then(pl.lit(WITHIN)).otherwise(between)
-    named = rows.with_columns(place=place, phase=pl.col("phase").fill_null(UNKNOWN))
+    named = rows.with_columns(
+        place=place, phase=pl.coalesce(_KNOWN_PHASE, _of_group(), pl.lit(UNKNOWN))
+    )
     length = pl.col("duration_ns")
     sums = named.group_by("group", "group_ranks", "place", "phase").agg(
         ranks=pl.col("rank").n_unique().cast(pl.Int64),

@@ -403,7 +403,9 @@ def _groups(result: Overlap) -> Table:
     keys = _OF_GROUPS.get(result.by, _OF_GROUPS["group,phase"])
     members = pl.col("group_ranks").map_elements(_short_ranks, return_dtype=pl.String)
     sums = result.groups.with_columns(members=members).group_by(keys, maintain_order=True)
-    frame = sums.agg(pl.col("ranks").max(), pl.col("^n|.*_(?:ns|bytes)$").sum())
+    # a phase has groups of several sizes
+    ranks = [pl.col("ranks").max()] * ("group" in keys)
+    frame = sums.agg(*ranks, pl.col("^n|.*_(?:ns|bytes)$").sum())
     share = pl.col("exposed_ns") / pl.lit(int(frame["exposed_ns"].sum()) or None)
     frame = frame.with_columns(
         overlap_frac=pl.col("overlapped_ns") / pl.col("communication_ns"), exposed_frac=share
@@ -414,7 +416,11 @@ def _groups(result: Overlap) -> Table:
         waiting_ns: waiting for ranks"""
     )}  # fmt: skip
     labels = {key: label or key for key, label in columns.items()}
-    named = {key: of for key, of in labels.items() if frame[key].null_count() < frame.height}
+    named = {
+        key: of
+        for key, of in labels.items()
+        if key in frame.columns and frame[key].null_count() < frame.height
+    }
     title = f"Communication by {result.by if result.by in _OF_GROUPS else 'group,phase'}"
     return Table("groups", title.replace(",", " and "), frame, named, "no communication")
 
