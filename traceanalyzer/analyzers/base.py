@@ -222,6 +222,11 @@ class Skipped:
     why: str
 
 
+def result_of(results: Mapping[str, Result], kind: type[R]) -> R | None:
+    """Return the result of a class, or None."""
+    return next((one for one in results.values() if isinstance(one, kind)), None)
+
+
 @dataclass(frozen=True)
 class Examination:
     """The results of all analyzers.

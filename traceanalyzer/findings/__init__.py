@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.base import Reading, result_of
 
 if TYPE_CHECKING:
     from traceanalyzer.analyzers.base import Examination
@@ -51,7 +51,6 @@ def diagnosed(
 
     rules = with_thresholds(thresholds)
     examined = examine(inputs, {*analyses(rules), "printed"}, use="findings", **reading)
-    printed = examined.results.get("printed")  # a report has a section of it
+    printed = result_of(examined.results, Printed)  # a report has a section of it
     with guarded(examined.summaries):
-        found = judge(examined, rules)
-        return replace(found, printed=printed if isinstance(printed, Printed) else None), examined
+        return replace(judge(examined, rules), printed=printed), examined

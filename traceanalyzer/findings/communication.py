@@ -559,8 +559,8 @@ _KV_SENDS = r"kv_transfer|kv_connector|disaggregation|(?i:mooncake|nixl)"
 
 def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
     """Return advice for collectives of a part of the program other than the reducer; or empty."""
-    kernels, top = answers.get("kernels"), comm.groups.drop_nulls("collective").head(1)
-    if not isinstance(kernels, Kernels) or kernels.heavy is None or top.is_empty():
+    kernels, top = answers.of(Kernels), comm.groups.drop_nulls("collective").head(1)
+    if kernels is None or kernels.heavy is None or top.is_empty():
         return ""
     kind = top["collective"][0]
     names = comm.instances.filter(collective=kind)["name"].unique()
@@ -610,8 +610,8 @@ def _in_layers(answers: Answers, comm: CommOutliers) -> bool:
     if not (answers.program.pytorch and answers.program.trains):
         return False
     keys, rows = ["path", "rank", "step"], comm.instances.filter(collective="all_reduce")
-    kernels, length = answers.get("kernels"), (pl.col("end") - pl.col("start")).sum()
-    if isinstance(kernels, Kernels) and kernels.training is not None:
+    kernels, length = answers.of(Kernels), (pl.col("end") - pl.col("start")).sum()
+    if kernels is not None and kernels.training is not None:
         of_gradients = kernels.training.filter(purpose=training.GRADIENTS).select(length).item()
         if 2 * of_gradients > rows["duration_ns"].sum():
             return False

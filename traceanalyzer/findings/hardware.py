@@ -181,8 +181,8 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     uses=("gpu_idle", "kernels"),
 )
 def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
-    kernels, time = answers.get("kernels"), answers.time
-    if not isinstance(kernels, Kernels) or kernels.by_step is None or not time.whole_ns:
+    kernels, time = answers.of(Kernels), answers.time
+    if kernels is None or kernels.by_step is None or not time.whole_ns:
         return
     rows = in_steps(kernels, time).drop_nulls("rank")
     sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).sort("ns", "rank")

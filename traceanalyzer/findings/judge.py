@@ -8,7 +8,7 @@ from typing import get_args
 import polars as pl
 
 from traceanalyzer import vocabulary
-from traceanalyzer.analyzers.base import Examination
+from traceanalyzer.analyzers.base import Examination, result_of
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION
@@ -218,17 +218,17 @@ def _timeline(examined: Examination, findings: Sequence[Finding]) -> Lanes | Non
 
     None without idle time, if the files are of different jobs, or if there is a full one.
     """
-    idle, compared = (examined.results.get(name) for name in ("gpu_idle", "comm_outliers"))
-    if examined.jobs or "timeline" in examined.results or not isinstance(idle, GpuIdle):
+    idle = result_of(examined.results, GpuIdle)
+    if examined.jobs or "timeline" in examined.results or idle is None:
         return None
     ranks = {one.rank for one in findings if one.rank is not None}
-    return summary(idle, compared if isinstance(compared, CommOutliers) else None, ranks)
+    return summary(idle, result_of(examined.results, CommOutliers), ranks)
 
 
 def _little_work(answers: Answers) -> str:
     """Return that the program ran almost no GPU work, if so: then its devices tell nothing."""
-    idle, info = answers.get("gpu_idle"), answers.get("info")
-    if not isinstance(idle, GpuIdle) or not isinstance(info, Info) or idle.coverage.on_host:
+    idle, info = answers.of(GpuIdle), answers.of(Info)
+    if idle is None or info is None or idle.coverage.on_host:
         return ""
     spans = info.contents["span_ns"].drop_nulls()
     if idle.coverage.work_lost or spans.is_empty():
@@ -252,8 +252,8 @@ _ONLY_CALLS = (
 
 def _lost_work(answers: Answers) -> str:
     """Return which GPU work is not in the file, if idle time is unknown without it."""
-    idle, info, rows = answers.of(GpuIdle), answers.get("info"), answers.problems
-    if idle is None or not isinstance(info, Info):
+    idle, info, rows = answers.of(GpuIdle), answers.of(Info), answers.problems
+    if idle is None or info is None:
         return ""
     on_gpu = answers.program.gpus or answers.of(Memory) is not None
     if idle.coverage.work_lost and idle.coverage.on_host and on_gpu:
@@ -293,8 +293,8 @@ def _warning(examined: Examination, answers: Answers) -> str:
         first, *more = examined.truncated
         files = f"{first} and {format_count(len(more), 'other file')} are"
         texts.append(f"{files if more else f'{first} is'} truncated: events are missing.")
-    info = answers.get("info")
-    if {*examined.results} <= _OF_CALLS and isinstance(info, Info):
+    info = answers.of(Info)
+    if {*examined.results} <= _OF_CALLS and info is not None:
         texts += [_ONLY_CALLS] if info.contents["span_ns"].drop_nulls().sum() else []
     if lost := _lost_work(answers):
         texts.append(f"Idle time of GPUs is unknown: {lost}.")
@@ -406,9 +406,9 @@ _MUCH = 0.02
 
 def _left_out(answers: Answers) -> float:
     """Return the share of the records of device work that are impossible."""
-    rows, info = answers.problems, answers.get("info")
+    rows, info = answers.problems, answers.of(Info)
     wrong = int(rows.filter(pl.col("code") == vocabulary.IMPOSSIBLE_TIMES)["count"].sum())
-    if not wrong or not isinstance(info, Info):
+    if not wrong or info is None:
         return 0.0
     return wrong / (wrong + int(info.contents["device_work"].sum()))
 

@@ -214,8 +214,8 @@ def read_collectives(answers: Answers) -> tuple[str, str]:
 
     There are at least half as many as synchronising calls: metrics of all ranks, norms, flags.
     """
-    compared, launches = answers.get("comm_outliers"), answers.get("launches")
-    if not isinstance(compared, CommOutliers) or not isinstance(launches, Launches):
+    compared, launches = answers.of(CommOutliers), answers.of(Launches)
+    if compared is None or launches is None:
         return "", ""
     windows = answers.time.windows.drop_nulls("step")
     of_numbers = pl.col("collective").str.contains("reduce|gather")

@@ -154,8 +154,8 @@ def _explained(rule: str | None) -> dict[str, float]:
 
 def _leak_that_filled(answers: Answers) -> int:
     """Return the steady growth on the first device with an error; 0 if it is not the cause."""
-    errors, growth = answers.get("memory_oom"), answers.get("memory_growth")
-    if not isinstance(errors, MemoryErrors) or not isinstance(growth, MemoryGrowth):
+    errors, growth = answers.of(MemoryErrors), answers.of(MemoryGrowth)
+    if errors is None or growth is None:
         return 0
     first = errors.errors.head(1)
     of_device = growth.suspects.join(first, on=_PLACE, how="semi", nulls_equal=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from traceanalyzer.analyzers.base import result_of
 from traceanalyzer.analyzers.common.gpu_api import AMD, XLA
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.info.compute import Info
@@ -137,16 +138,17 @@ class Program:
 
 def program(results: Mapping[str, Result]) -> Program:
     """Return framework and GPUs from the results."""
-    idle, info, steps = map(results.get, ("gpu_idle", "info", "steps"))
+    idle, info = result_of(results, GpuIdle), result_of(results, Info)
+    steps = result_of(results, Steps)
     known = Program()
-    if isinstance(idle, GpuIdle):
+    if idle is not None:
         of = idle.program
         known = Program(of.pytorch, trains=of.trains, hip=of.hip, framework=of.framework)
-    elif isinstance(steps, Steps) and steps.code is not None:
+    elif steps is not None and steps.code is not None:
         slices = (one for one in (steps.code, steps.only_slow, steps.between) if one is not None)
         jax = any(one["name"].cast(pl.String).str.contains(_OF_JAX).any() for one in slices)
         known = Program(pytorch=not jax, framework=XLA * jax)
-    if not isinstance(info, Info):
+    if info is None:
         return known
     names = info.files["devices"].drop_nulls().str.replace_all(r"\b\d+x ", "")
     gpus = ", ".join(names.unique().sort())
@@ -171,8 +173,8 @@ def described(results: Mapping[str, Result]) -> str:
         results: results of the analyzers.
     """
     parts = []
-    info, steps = results.get("info"), results.get("steps")
-    if isinstance(info, Info):
+    info, steps = result_of(results, Info), result_of(results, Steps)
+    if info is not None:
         files = info.recordings
         ranks, hosts = (files[name].drop_nulls().n_unique() for name in ("rank", "host"))
         count = format_count(ranks, "rank") if ranks else format_count(files.height, "file")
@@ -181,8 +183,8 @@ def described(results: Mapping[str, Result]) -> str:
         parts.append(f"{count} on {format_count(hosts, 'host')}" if hosts > 1 else count)
         models = {re.sub(r"^\d+x ", "", gpus) for gpus in files["devices"].drop_nulls()}
         parts += sorted(models - {"GPU"})[:_MODELS]
-    number = steps.ranks.select(pl.col("steps").max()).item() if isinstance(steps, Steps) else 0
-    if isinstance(steps, Steps) and number:
+    number = steps.ranks.select(pl.col("steps").max()).item() if steps is not None else 0
+    if steps is not None and number:
         median = steps.sums["median_ns"]
         length = format_ns(round(median)) if median else ""
         warm_up = steps.ranks.select(pl.col("warm_up").max()).item()
@@ -214,8 +216,8 @@ def peak_memory(results: Mapping[str, Result]) -> str:
 
     ``peak memory 70.51 MiB allocated, 82 MiB reserved (optimizer state 34.0 %, ...)``.
     """
-    memory = results.get("memory")
-    if not isinstance(memory, Memory) or memory.devices["peak_bytes"].drop_nulls().is_empty():
+    memory = result_of(results, Memory)
+    if memory is None or memory.devices["peak_bytes"].drop_nulls().is_empty():
         return ""
     keys = ["rank", "path", "device"]
     fullest = memory.devices.sort("peak_bytes", descending=True, nulls_last=True).head(1)

@@ -10,6 +10,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 import polars as pl
 
+from traceanalyzer.analyzers.base import result_of
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names, soundness
 from traceanalyzer.analyzers.common.columns import largest_first
@@ -73,10 +74,6 @@ class Answers:
     results: Mapping[str, Result]
     one_job: bool = True
 
-    def get(self, name: str) -> Result | None:
-        """Return the result of an analyzer, or None."""
-        return self.results.get(name)
-
     @memoized
     def measured(self, rule: Rule) -> tuple[Measured, ...]:
         """Return the measurements of a rule, of which others ask whether it has a finding."""
@@ -84,7 +81,7 @@ class Answers:
 
     def of(self, kind: type[R]) -> R | None:
         """Return the result of a class, or None."""
-        return next((one for one in self.results.values() if isinstance(one, kind)), None)
+        return result_of(self.results, kind)
 
     @cached_property
     def time(self) -> DeviceTime:
@@ -156,7 +153,7 @@ class Answers:
 
         Columns: place, path, rank, device, start, end, n, of_tensor, ``kernel_ns`` (within steps).
         """
-        rows = of_purpose(self.get("kernels"), ONE_BY_ONE, self.time)
+        rows = of_purpose(self.of(Kernels), ONE_BY_ONE, self.time)
         runs = rows.group_by("place", *DEVICE, "call").agg(
             pl.col("start", "of_tensor").min(), pl.col("end").max(), n=pl.len(),
             kernel_ns=pl.col("ns").sum(),
@@ -176,7 +173,7 @@ class Answers:
     @cached_property
     def nan_checks(self) -> pl.DataFrame:
         """Spans of devices with checks of gradients for NaN and the wait for their results."""
-        return of_purpose(self.get("kernels"), NAN_CHECK, self.time)
+        return of_purpose(self.of(Kernels), NAN_CHECK, self.time)
 
     def between_launches(self, spans: pl.DataFrame, *of: str) -> int:
         """Return the idle time for the host to launch (or of causes) mostly in spans of devices."""
@@ -200,8 +197,7 @@ class Answers:
     @cached_property
     def problems(self) -> pl.DataFrame:
         """What is wrong with the recordings, see :attr:`~.Info.problems`."""
-        info = self.get("info")
-        rows = info.problems if isinstance(info, Info) else soundness.NO_PROBLEMS
+        rows = info.problems if (info := self.of(Info)) is not None else soundness.NO_PROBLEMS
         return rows if self.one_job else rows.filter(pl.col("code") != RECORDINGS_APART)
 
     @cached_property
@@ -240,8 +236,8 @@ class Answers:
     @cached_property
     def memory_use(self) -> tuple[int, int] | None:
         """Peak of reserved memory, and memory of a GPU, in bytes; None if either is unknown."""
-        memory, info = self.of(Memory), self.get("info")
-        if memory is None or not isinstance(info, Info):
+        memory, info = self.of(Memory), self.of(Info)
+        if memory is None or info is None:
             return None
         peak, whole = memory.devices["reserved_peak_bytes"].max(), info.files["device_bytes"].min()
         return (peak, whole) if isinstance(peak, int) and isinstance(whole, int) else None
@@ -291,9 +287,9 @@ OPTIMIZER = "the optimizer"
 _LEAST_COPIES = 0.1
 
 
-def of_purpose(result: Result | None, purpose: str, time: DeviceTime) -> pl.DataFrame:
+def of_purpose(kernels: Kernels | None, purpose: str, time: DeviceTime) -> pl.DataFrame:
     """Return device work of a purpose in training, with its duration within steps ``ns``."""
-    rows = result.training if isinstance(result, Kernels) else None
+    rows = None if kernels is None else kernels.training
     if rows is None:
         rows = pl.DataFrame(schema=TRAINING | {"path": pl.String, "rank": pl.Int32})
     rows = rows.filter(purpose=purpose)

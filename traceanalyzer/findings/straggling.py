@@ -123,8 +123,8 @@ _EQUAL_GPUS = "Use GPUs of one model for all ranks, or give slower ones less wor
 
 def _other_gpu(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     """Return the GPU of a rank and that of most others, which is not slower; empty if equal."""
-    info = answers.get("info")
-    if not isinstance(info, Info) or not _works_longer(by_cause):
+    info = answers.of(Info)
+    if info is None or not _works_longer(by_cause):
         return ""
     models = info.files.select("rank", gpu=pl.col("devices").str.replace_all(r"\b\d+x ", ""))
     mine, others = (models.filter(pl.col("rank") == rank), models.filter(pl.col("rank") != rank))
@@ -155,8 +155,8 @@ def _of_tokens(answers: Answers, waits: pl.DataFrame) -> bool:
 
 def _of_activity(answers: Answers, rank: int) -> str:
     """Return advice for a delay without a known cause: by what the rank did, if recorded."""
-    comm, host = answers.get("comm_outliers"), NOTHING
-    if isinstance(comm, CommOutliers) and rank in comm.delayed.collectives["root_rank"]:
+    comm, host = answers.of(CommOutliers), NOTHING
+    if comm is not None and rank in comm.delayed.collectives["root_rank"]:
         host = comm.delayed.worst_of(rank)["host"] or NOTHING
     if not host.startswith(NOTHING):
         return (

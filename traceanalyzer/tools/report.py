@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import polars as pl
 
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.base import Examination, Reading
+from traceanalyzer.analyzers.base import Examination, Reading, result_of
 from traceanalyzer.analyzers.common import columns, display
 from traceanalyzer.analyzers.common.display import headings, known_columns
 from traceanalyzer.analyzers.flamegraph import Options as FlamegraphOptions
@@ -91,8 +91,8 @@ def build(examination: Examination, rules: Sequence[Rule], paths: Sequence[str])
 
 def _on_one_axis(results: Mapping[str, Result]) -> Mapping[str, Result]:
     """Return the results with the idle gaps on the axis of the timeline."""
-    idle, timeline = results.get("gpu_idle"), results.get("timeline")
-    if not isinstance(idle, GpuIdle) or not isinstance(timeline, Timeline):
+    idle, timeline = result_of(results, GpuIdle), result_of(results, Timeline)
+    if idle is None or timeline is None:
         return results
     return {**results, "gpu_idle": idle.on_axis(timeline.places, one_clock=timeline.one_clock)}
 
@@ -162,7 +162,7 @@ def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterato
         share = float(rows.filter(which)["time_frac"].sum())
         return Fact(name, f"{label} (of {diagnosis.of})", share)
 
-    idle = results.get("gpu_idle")
+    idle = result_of(results, GpuIdle)
     if idle is not None and rows.height:
         label = "main thread idle" if idle.coverage.on_host else "GPU idle"
         yield fact("idle_frac", label, pl.col("part") == IDLE)
@@ -226,7 +226,7 @@ def overview(results: Mapping[str, Result]) -> Table:
     known = known_columns(rows, _COLUMNS, ("dropped", "dataloading_frac"))
     if rows.height > 1 and rows["format"].n_unique() == 1:
         del known["format"]  # what ranks do not differ in
-    idle: Any = results.get("gpu_idle")
+    idle = result_of(results, GpuIdle)
     if idle is not None and idle.coverage.on_host and "busy_frac" in known:
         known["busy_frac"] = "in operators"
     known["on"] = "rank" if rows["rank"].null_count() < rows.height else "file"
