@@ -23,8 +23,7 @@ def methods() -> str:
     lines = "".join(f"    {name} = functions.{name}\n" for name in registry.METHODS)
     return (
         f"{_HEAD}from typing import Any\n\nimport traceanalyzer as functions\n\n"
-        "METHODS: list[str]\n\n"
-        f"class Questions:\n{lines}    def _repr_html_(self) -> str: ..."
+        f"class AnalysisMethods:\n{lines}    def _repr_html_(self) -> str: ..."
         "\n    @property\n    def _inputs(self) -> Any: ...\n"
     )
 

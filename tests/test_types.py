@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.methods import Questions
+from traceanalyzer.analyzers.methods import AnalysisMethods
 
 TRACE = ROOT / "fixtures" / "nccl_8ranks" / "rank5.json.gz"
 
@@ -30,7 +30,7 @@ REFUSED = {
 @pytest.mark.matrix
 def test_user_program_is_type_checked(tmp_path: Path) -> None:
     names = [f"ta.{name}" for name in (*ta.__all__, "__version__")]
-    names += [f"ta.Trace.{name}" for name in vars(Questions) if not name.startswith("_")]
+    names += [f"ta.Trace.{name}" for name in vars(AnalysisMethods) if not name.startswith("_")]
     names += [f"ta.Result.{name}" for name in dir(ta.Result) if not name.startswith("_")]
     names.remove("ta.Result.to_pandas")  # pandas has no types
     lines = ["import traceanalyzer as ta", *(f"reveal_type({name})" for name in names), *REFUSED]

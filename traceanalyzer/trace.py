@@ -14,13 +14,15 @@ import numpy.typing as npt
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.analyzers.methods import Questions
+from traceanalyzer.analyzers.methods import AnalysisMethods
 from traceanalyzer.errors import MissingData
 from traceanalyzer.files import packaged
 from traceanalyzer.units import format_first
 from traceanalyzer.vocabulary import NSYS, ONNXRUNTIME, ROCPD, TRUNCATED
 
 T = TypeVar("T")
+#: A row of ``issues`` of one file: severity, code, count, first place.
+Issue = tuple[str, str, int, str | None]
 #: (start, end) in ns; None for an open end.
 _Span = tuple[int | None, int | None]
 _Ints = npt.NDArray[np.int64]
@@ -117,7 +119,7 @@ def _hints() -> dict[str, dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class Trace(Questions):
+class Trace(AnalysisMethods):
     """The tables of :mod:`traceanalyzer.schema`, frozen, and the metadata of each source file.
 
     ``sources`` has one :class:`Meta` per file, several after :func:`concat`. Every analysis is a
@@ -494,7 +496,7 @@ def another_recording(trace: Trace) -> str | None:
 def from_rows(
     meta: Meta,
     rows: Iterable[Mapping[str, Any] | Sequence[Any]],
-    issues: Iterable[tuple[str, str, int, str | None]] = (),
+    issues: Iterable[Issue] = (),
     *,
     columns: Sequence[str] = (),
 ) -> Trace:
@@ -530,9 +532,7 @@ def from_rows(
     )
 
 
-def issue_rows(
-    issues: Iterable[tuple[str, str, int, str | None]], rank: int | None, *, zeros: bool = False
-) -> pl.DataFrame:
+def issue_rows(issues: Iterable[Issue], rank: int | None, *, zeros: bool = False) -> pl.DataFrame:
     """Return rows of ``issues`` from (severity, code, count, place), with ``zeros`` or without."""
     rows = [(*issue, rank) for issue in issues if zeros or issue[2]]
     if not rows:

@@ -307,6 +307,9 @@ INSPECTOR_FORM = "nccl_inspector"
 REQUEST_LOG = "request-log"
 REQUEST_FORM = "requests"
 
+#: Key of the metadata of a Chrome trace that ``traceanalyzer merge`` wrote.
+MERGED = "traceanalyzer merge"
+
 #: Formats without other device work, so that idle time and overlap are unknown.
 ONLY_COMMUNICATION = (NCCL_INSPECTOR,)
 

@@ -16,7 +16,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
-from traceanalyzer.analyzers.methods import Questions
+from traceanalyzer.analyzers.methods import AnalysisMethods
 from traceanalyzer.schema import ON_REQUEST
 
 FIXTURES = ROOT / "fixtures"
@@ -43,7 +43,7 @@ QUESTIONS = _questions()
 
 def test_functions_are_methods() -> None:
     assert {"kernels", "memory", "gpu_idle", "info"} <= set(QUESTIONS)
-    assert [name for name in vars(Questions) if not name.startswith("_")] == QUESTIONS
+    assert [name for name in vars(AnalysisMethods) if not name.startswith("_")] == QUESTIONS
 
 
 @pytest.mark.parametrize("name", QUESTIONS)

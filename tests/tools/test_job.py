@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.methods import METHODS
+from traceanalyzer.analyzers.registry import METHODS
 from traceanalyzer.tools import job as module
 
 RANKS = ROOT / "fixtures" / "nccl_8ranks"

@@ -24,7 +24,7 @@ class _Method:
         return function if trace is None else MethodType(function, trace._inputs)
 
 
-class Questions:
+class AnalysisMethods:
     """Methods that call the function of the same name with the inputs as first argument."""
 
     @property
@@ -51,6 +51,5 @@ class Questions:
         return "\n".join(fragment(part, top=5) for part in parts)
 
 
-METHODS = registry.METHODS
-for _name in METHODS:
-    setattr(Questions, _name, _Method(_name))
+for _name in registry.METHODS:
+    setattr(AnalysisMethods, _name, _Method(_name))

@@ -4,9 +4,7 @@ from typing import Any
 
 import traceanalyzer as functions
 
-METHODS: list[str]
-
-class Questions:
+class AnalysisMethods:
     annotations = functions.annotations
     comm_outliers = functions.comm_outliers
     critical_path = functions.critical_path

@@ -28,7 +28,7 @@ from traceanalyzer.parsers.collapsed.text import LABELLED, named
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_or_node_from_name
 from traceanalyzer.parsers.tables import Frame, Lanes
-from traceanalyzer.trace import Meta, Trace, issue_rows, sort_events
+from traceanalyzer.trace import Issue, Meta, Trace, issue_rows, sort_events
 
 #: Numeric text is accepted too (dotnet-trace writes it), except "nan" and "inf".
 _Finite = Annotated[float, Bounds(ge=-sys.float_info.max, le=sys.float_info.max)]
@@ -430,7 +430,7 @@ def _trace(
     return sort_events(replace(trace, events=table, stacks=tables.stacks_table(tree, frames)))
 
 
-def _issue(counted: tuple[str, int]) -> tuple[str, str, int, str | None]:
+def _issue(counted: tuple[str, int]) -> Issue:
     code, _, place = counted[0].partition(": ")
     severity = "notice" if code in _NOTICES else "data_loss"
     return severity, code, counted[1], place or None

@@ -11,21 +11,18 @@ from typing import Any, NamedTuple, TypeVar
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
-from traceanalyzer.parsers import foreign as summary, job_log, perfetto, registry
+from traceanalyzer.parsers import foreign, job_log, perfetto, registry
 from traceanalyzer.parsers.chrome_trace import producers
-from traceanalyzer.parsers.foreign import recognise
 from traceanalyzer.parsers.source import Source, size_of as size_of, table_files
 from traceanalyzer.run import baselines
 from traceanalyzer.trace import Inputs, PathLike, Trace
 from traceanalyzer.units import natural
-from traceanalyzer.vocabulary import MEMORY_SNAPSHOT
+from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, MERGED
 
 T = TypeVar("T")
 _NUMBERED = re.compile(r"(?s)(.*[-_.])(\d{1,6})((?:\.[A-Za-z]\w*)+|_(?:pqt|arw)dir)")
 #: Why a file merged by Composer is skipped.
 _MERGED = "Composer merged it from the other files in its folder, whose events would count twice"
-#: Key of the metadata of a file written by ``merge``.
-MERGED_KEY = b'"traceanalyzer merge":'
 _EXPORTED = "an export of it is read instead"
 #: Endings of the forms of one recording of nsys, the first of them is read.
 _NSYS_FORMS = (".sqlite", "_pqtdir", "_arwdir", ".nsys-rep")
@@ -115,11 +112,11 @@ def collect_inputs(
             else:
                 skipped.append((_spelled(path), _NO_TEXT))
             continue
-        recognised, foreign = _in_folder(path)
+        recognised, others = _in_folder(path)
         if not recognised:
-            raise _nothing_in(path, foreign)
+            raise _nothing_in(path, others)
         inputs += recognised
-        skipped += foreign
+        skipped += others
     if skipped and not inputs:
         raise UnreadableFile(*skipped[0], hint="rename it")
     inputs, merged = _ordered(list(dict.fromkeys(inputs)))
@@ -145,14 +142,14 @@ def each_and_skipped(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[
         return inputs, []
     items = _listed(inputs)
     files = [item for item in items if not isinstance(item, Trace)]
-    paths, foreign = collect_inputs(files) if files else ((), [])
+    paths, others = collect_inputs(files) if files else ((), [])
     traces = sorted(
         (one for one in items if isinstance(one, Trace)), key=lambda t: _order(t.meta.path)
     )
     every: list[Trace | str] = [*traces, *paths]
     # a file that is passed twice counts once; traces are compared by identity
     distinct = {one if isinstance(one, str) else id(one): one for one in every}
-    return InputList(distinct.values()), foreign
+    return InputList(distinct.values()), others
 
 
 def _order(path: str) -> tuple[object, str]:
@@ -184,7 +181,7 @@ def _ordered(paths: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 def is_merged(path: str) -> bool:
     """Whether a file was written by ``traceanalyzer merge``."""
     head = _head(path)
-    return MERGED_KEY in head or perfetto.is_merged(head)
+    return f'"{MERGED}":'.encode() in head or perfetto.is_merged(head)
 
 
 def _head(path: str) -> bytes:
@@ -232,7 +229,7 @@ def without_snapshots(
 
 def is_summary(path: str) -> bool:
     """Whether a file was written by ``traceanalyzer summarize``."""
-    return os.path.isfile(path) and summary.is_summary(path)  # noqa: PTH113 - as it was given
+    return os.path.isfile(path) and foreign.is_summary(path)  # noqa: PTH113 - as it was given
 
 
 def _detected(path: str) -> _Beginning | None:
@@ -245,12 +242,12 @@ def _detected(path: str) -> _Beginning | None:
 
 def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
     recognised: list[str] = []
-    foreign: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
 
     def refused(error: OSError) -> None:
         if error.filename == folder:
             raise UnreadableFile(folder, _reason(error)) from None
-        foreign.append((_spelled(str(error.filename)), _reason(error)))
+        others.append((_spelled(str(error.filename)), _reason(error)))
 
     for base, folders, names in os.walk(folder, onerror=refused):
         folders[:] = sorted((f for f in folders if not f.startswith(".")), key=natural)
@@ -259,25 +256,25 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
         for name in sorted((f for f in {*names} - tables if f[0] != "."), key=natural):
             path = str(Path(base, name))
             if not _is_text(path):
-                foreign.append((_spelled(path), _NO_TEXT))
+                others.append((_spelled(path), _NO_TEXT))
                 continue
-            if name.endswith(schema.CONTEXT_SUFFIX) and summary.is_written_by_summarize(path):
+            if name.endswith(schema.CONTEXT_SUFFIX) and foreign.is_written_by_summarize(path):
                 continue
             try:
                 known = format_of(path)
             except InputError as error:
-                foreign.append((path, error.what))
+                others.append((path, error.what))
                 continue
             if known is None:
-                foreign.append((path, _not_read(Source(path))))
+                others.append((path, _not_read(Source(path))))
             else:
                 recognised.append(path)
-    return recognised, foreign
+    return recognised, others
 
 
 def _not_read(source: Source) -> str:
     """Return why a file that no parser recognises is skipped."""
-    known = recognise(job_log.notable(source) or source.head(), source.path)
+    known = foreign.recognise(job_log.notable(source) or source.head(), source.path)
     if known and known.is_recording:
         return known.what
     return NO_FORMAT if source.size else "empty"
@@ -289,7 +286,7 @@ def _nothing_in(folder: str, others: Sequence[tuple[str, str]]) -> UnreadableFil
     if others:
         what += f" ({len(others)} other file{'s' if len(others) > 1 else ''})"
     for path, _ in others:
-        if known := recognise(job_log.notable(Source(path)) or _head(path), path):
+        if known := foreign.recognise(job_log.notable(Source(path)) or _head(path), path):
             what = f"{what}: {Path(path).name} is {known.what}"
             return UnreadableFile(folder, what, hint=known.hint)
     return UnreadableFile(folder, what, hint="traceanalyzer info FILE describes a file")

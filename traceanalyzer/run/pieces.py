@@ -40,12 +40,10 @@ from traceanalyzer.run.read import (
 )
 from traceanalyzer.trace import Inputs, Meta, PathLike, Trace, another_recording, is_truncated
 from traceanalyzer.units import format_ranges
-from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, PRINTED_TEXT
+from traceanalyzer.vocabulary import MEMORY_SNAPSHOT, MERGED, PRINTED_TEXT
 
 #: Tables that say nothing without events.
 _ABOUT_EVENTS = ("lanes", "issues")
-#: Key of the metadata of a file that ``merge`` wrote.
-_MERGED = '"traceanalyzer merge"'
 #: Why a time window does not apply to a single memory snapshot.
 _WHOLE_SNAPSHOT = "--since and --until apply to a memory snapshot only in traceanalyzer memory"
 #: Columns that only samples and counters use: a fifth of the memory of events.
@@ -358,7 +356,7 @@ class OpenedInputs:
             self.state.outside.append(trace.meta.path)
         else:
             self.state.any_inside = True
-        if isinstance(item, str) and _MERGED in (trace.meta.extra or ""):
+        if isinstance(item, str) and f'"{MERGED}"' in (trace.meta.extra or ""):
             raise MalformedInput(
                 item, "written by traceanalyzer merge", hint="pass the files that it was made from"
             )

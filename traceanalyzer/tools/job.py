@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from traceanalyzer.analyzers.methods import Questions
+from traceanalyzer.analyzers.methods import AnalysisMethods
 from traceanalyzer.parsers.source import rank_from_name
 from traceanalyzer.run.find import collect_inputs
 from traceanalyzer.run.pieces import How, OpenedInputs
@@ -30,7 +30,7 @@ def read_job(paths: PathLike | Sequence[PathLike]) -> Job:
     return Job(paths)
 
 
-class Job(Questions):
+class Job(AnalysisMethods):
     """The files of a job. Every analysis is a method, as of a trace, and covers all ranks.
 
     ``job.comm_outliers()`` is ``traceanalyzer.comm_outliers(job.files)``: it reads only what its

@@ -20,11 +20,10 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.frames import intervals
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.trace import Trace, is_truncated, issue_rows, of_kinds, sort_events
+from traceanalyzer.trace import Issue, Trace, is_truncated, issue_rows, of_kinds, sort_events
 from traceanalyzer.units import NS_PER_S, format_count, format_ns, format_ranges
 
 #: (severity, code, count, text).
-Issue = tuple[str, str, int, str | None]
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 

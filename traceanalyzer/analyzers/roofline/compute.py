@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.kernel_names import short_names
 from traceanalyzer.analyzers.efficiency import Options as EfficiencyOptions, compute as efficiency
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of, with_given
-from traceanalyzer.analyzers.roofline import By, Options, metrics as launches
+from traceanalyzer.analyzers.roofline import By, Options, metrics
 from traceanalyzer.analyzers.roofline.metrics import (
     BALANCED,
     LATENCY_BELOW,
@@ -86,8 +86,8 @@ def measure(trace: Trace, options: Options) -> Part:
         MissingData: no metric that the analysis uses, no kernels, or no input shapes.
         OptionError: a pattern is not a regular expression.
     """
-    meta, metrics = trace.meta, trace.metrics
-    if metrics.is_empty() and meta.format not in (NCU_CSV, NCU_REP):
+    meta, rows = trace.meta, trace.metrics
+    if rows.is_empty() and meta.format not in (NCU_CSV, NCU_REP):
         trace.require("kernel")
         if "input_dims" not in trace.events.columns or not trace.events["input_dims"].count():
             raise MissingData(f"{meta.path}: {no_shapes(meta)}")
@@ -95,7 +95,7 @@ def measure(trace: Trace, options: Options) -> Part:
         return Part(meta.path, None, pl.DataFrame(), {}, part)
     is_rule = pl.col("rule").is_not_null()
     texts_of = ("host", "kernel", "grid", "block", *_RULE)
-    rules = metrics.filter(is_rule).select(
+    rules = rows.filter(is_rule).select(
         "pid",
         "id",
         "device",
@@ -104,8 +104,8 @@ def measure(trace: Trace, options: Options) -> Part:
         "text",  # long, and the same for many launches
         *(pl.col(c).cast(pl.String) for c in texts_of),
     )
-    frame = launches.quantities(metrics)
-    if len(frame.columns) == len(launches.ABOUT) and rules.is_empty():
+    frame = metrics.quantities(rows)
+    if len(frame.columns) == len(metrics.ABOUT) and rules.is_empty():
         raise MissingData(f"{meta.path}: {NOTHING_RECORDED}")
     gpus = {device.id: device.name for device in meta.devices if device.name}
     return Part(meta.path, frame, rules, gpus, None)
@@ -133,8 +133,8 @@ def combine(parts: Sequence[Part], options: Options) -> Roofline:
 def _of_reports(parts: Sequence[Part], options: Options) -> Roofline:
     """Return the roofline of launches or kernels."""
     named = {device: name for part in parts for device, name in part.gpus.items()}
-    every = launches.merged([(p.path, p.launches) for p in parts if p.launches is not None])
-    rows = launches.rates(every).with_columns(gpu=_gpu(named), time_ns=_scaled_time())
+    every = metrics.merged([(p.path, p.launches) for p in parts if p.launches is not None])
+    rows = metrics.rates(every).with_columns(gpu=_gpu(named), time_ns=_scaled_time())
     keys = ["kernel", "gpu"]
     if options.by == "launch":
         keys += ["path", "host", "pid", "id", "grid", "block"]
@@ -183,7 +183,7 @@ def _aggregated(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         pl.col("launches").sum(),
         pl.when(pl.col("time_ns").is_not_null().any()).then(pl.col("time_ns").sum()),
         *(_mean(name).alias(name) for name in means),
-        *(pl.col(name).max() for name in launches.COUNTS),
+        *(pl.col(name).max() for name in metrics.COUNTS),
     )  # fmt: skip
     total = sums["time_ns"].sum()
     return sums.with_columns(
@@ -312,12 +312,12 @@ def _labelled(kernels: pl.DataFrame, options: Options) -> pl.DataFrame:
         name = pl.format("{} #{}", name, pl.coalesce(pl.col("id"), pl.int_range(pl.len())))
     elif kernels["gpu"].n_unique() > 1:
         name = pl.format("{} ({})", name, "gpu")
-    fracs = [f"{one}_frac" for one in launches.PERCENTAGES]
+    fracs = [f"{one}_frac" for one in metrics.PERCENTAGES]
     levels = [level.lower() for level in _LEVELS]
     return kernels.with_columns(name=name).select(
         "name", "kernel", "gpu", "launches", "time_ns", "time_frac", "precision", "work_tflops",
         *(f"{level}_intensity" for level in levels), *(f"{level}_gbps" for level in levels),
-        "roof_tflops", "roof_frac", "limit", "bound", *fracs, *launches.COUNTS,
+        "roof_tflops", "roof_frac", "limit", "bound", *fracs, *metrics.COUNTS,
     )  # fmt: skip
 
 
@@ -349,15 +349,13 @@ def _rules(parts: Sequence[Part], rows: pl.DataFrame) -> pl.DataFrame:
     if not frames:
         return pl.DataFrame(schema=types)
     every = pl.concat(frames)
-    identity = [*launches.IDENTITY, *_RULE, "text"]
+    identity = [*metrics.IDENTITY, *_RULE, "text"]
     known = pl.col("pid").is_not_null() & pl.col("id").is_not_null()
     once = pl.concat(
         [every.filter(known).unique(identity, maintain_order=True), every.filter(~known)]
     )
-    times = rows.select(*launches.IDENTITY, "time_ns").unique(
-        launches.IDENTITY, maintain_order=True
-    )
-    timed = once.join(times, on=launches.IDENTITY, how="left", nulls_equal=True)
+    times = rows.select(*metrics.IDENTITY, "time_ns").unique(metrics.IDENTITY, maintain_order=True)
+    timed = once.join(times, on=metrics.IDENTITY, how="left", nulls_equal=True)
     timed = timed.with_columns(
         kernel=pl.col("kernel").fill_null("all kernels"),
         saved=pl.when(pl.col("speedup_type") == "global")
@@ -368,7 +366,7 @@ def _rules(parts: Sequence[Part], rows: pl.DataFrame) -> pl.DataFrame:
         name=pl.col("kernel").replace_strict(short, return_dtype=pl.String)
     ).with_columns(
         # a rule can have several messages about a launch
-        message=pl.int_range(pl.len()).over(*launches.IDENTITY, "path", "rule", "rule_type")
+        message=pl.int_range(pl.len()).over(*metrics.IDENTITY, "path", "rule", "rule_type")
     ).group_by("name", "rule", "rule_type", "speedup_type", "message").agg(
         pl.col("launches").sum(),
         pl.col("speedup_frac").mean(),
@@ -415,13 +413,13 @@ def _of_operators(parts: Sequence[efficiency.Part], options: Options) -> Rooflin
         gpu=pl.col("gpu").fill_null("unknown GPU"),
     )
     nothing = pl.lit(None, pl.Float64)
-    empty = [f"{one}_frac" for one in launches.PERCENTAGES]
+    empty = [f"{one}_frac" for one in metrics.PERCENTAGES]
     kernels = rows.select(
         "name", "kernel", "gpu", "launches", "time_ns", "time_frac", "precision", "work_tflops",
         "hbm_intensity", nothing.alias("l2_intensity"), nothing.alias("l1_intensity"),
         "hbm_gbps", nothing.alias("l2_gbps"), nothing.alias("l1_gbps"),
         "roof_tflops", "roof_frac", pl.lit(None, pl.String).alias("limit"), "bound",
-        *(nothing.alias(one) for one in (*empty, *launches.COUNTS)),
+        *(nothing.alias(one) for one in (*empty, *metrics.COUNTS)),
     ).sort("time_ns", "name", descending=[True, False])  # fmt: skip
     return Roofline(
         source="trace",

@@ -18,7 +18,7 @@ from traceanalyzer.analyzers.comm_outliers.compute import (
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import display
 from traceanalyzer.analyzers.common.device_work import COMPUTE, WORK_KIND, device_work
-from traceanalyzer.analyzers.gpu_idle import Options as IdleOptions, causes, compute as idle_time
+from traceanalyzer.analyzers.gpu_idle import Options as IdleOptions, causes, compute as gpu_idle
 from traceanalyzer.analyzers.replay import program as programs
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.analyzers.timeline import Options, Order, alignment, states as detail
@@ -49,7 +49,7 @@ _BUSY = (causes.EXPOSED, causes.COPIES)
 
 #: What idle time, communication and the critical path need.
 NEEDS: Needs = Needs(
-    {*idle_time.NEEDS.kinds, *COMMUNICATION_NEEDS.kinds, *programs.NEEDS.kinds},
+    {*gpu_idle.NEEDS.kinds, *COMMUNICATION_NEEDS.kinds, *programs.NEEDS.kinds},
     COMMUNICATION_NEEDS.names + programs.NEEDS.names,
 )
 
@@ -77,7 +77,7 @@ class Part:
     epoch_ns: int | None
     states: pl.DataFrame
     events: pl.DataFrame
-    idle: idle_time.Part
+    idle: gpu_idle.Part
     communication: collectives.Part
     program: Program | None = None
     no_program: str = ""
@@ -111,7 +111,7 @@ def measure_for_report(trace: Trace, options: Options) -> Part:
         MissingData: neither device work nor operators with a duration were recorded.
         OptionError: a pattern is not a regular expression.
     """
-    idle = idle_time.measure_with_lost(trace, _idle_options(options))
+    idle = gpu_idle.measure_with_lost(trace, _idle_options(options))
     rank = pl.lit(idle.rank, pl.Int32).alias("rank")
     lost = idle.lost if idle.lost is not None else pl.DataFrame()
     lost = lost.join(idle.units.select("unit", "device"), on="unit").with_columns(rank)
@@ -150,7 +150,7 @@ def combine(parts: Sequence[Part], options: Options) -> Timeline:
             work, axis.place_collectives(compared.instances, "duration_ns")
         )
     events, event_ns = coarser(work, MOST, ["lane", "stream"], "work_kind")
-    idle = idle_time.combine([part.idle for part in parts], _idle_options(options))
+    idle = gpu_idle.combine([part.idle for part in parts], _idle_options(options))
     result = Timeline(
         order=options.order,
         lanes=_with_lost(axis.lanes, divided),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
-from traceanalyzer.analyzers import critical_path as path
+from traceanalyzer.analyzers import critical_path
 from traceanalyzer.analyzers.base import Examination
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common.display import short_paths
@@ -155,7 +155,7 @@ def _critical_path(replay: Replay, axis: pl.DataFrame) -> pl.DataFrame:
                             ignore_nulls=True),
         ts="ts",
         dur="dur",
-        name=pl.when(pl.col("kind") == path.KERNELS).then(name)
+        name=pl.when(pl.col("kind") == critical_path.KERNELS).then(name)
         .otherwise(pl.concat_str(pl.col("kind"), pl.format(": {}", "name"), ignore_nulls=True)),
         category=pl.lit("critical path"),
         rank="rank",

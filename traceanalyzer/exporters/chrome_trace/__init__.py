@@ -21,6 +21,7 @@ from traceanalyzer.exporters.chrome_trace.tracks import Items, lay_out
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Meta, Trace, concat
+from traceanalyzer.vocabulary import MERGED
 
 _VERSION = "kineto schema "
 #: isal has levels 0 to 3; 1 is as fast as 0, and its output is 10 % larger than that of 3.
@@ -125,8 +126,6 @@ def _known(members: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in members.items() if value is not None}
 
 
-#: Marks the file, so that it is not read as another recording of its parts.
-MERGED = "traceanalyzer merge"
 #: Process id and rank of the group of tracks that belong to no recording; it is the first one.
 _GROUP_PID, _GROUP_RANK = 1, -(1 << 31)
 _FORMAT = "chrome-trace"

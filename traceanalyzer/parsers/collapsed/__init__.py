@@ -23,7 +23,7 @@ from traceanalyzer.parsers.collapsed import text
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_or_node_from_name
 from traceanalyzer.parsers.tables import Frame, lanes_table, sample_events, stacks_table
-from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.trace import Issue, Meta, Trace, issue_rows
 
 if TYPE_CHECKING:
     from traceanalyzer.frames import stacks
@@ -104,7 +104,7 @@ def _events(lines: Lines, tree: stacks.Tree, rank: int | None) -> pl.DataFrame:
     return sample_events(lines.lanes, lane_of, both, leaf, rank, category=category)
 
 
-def _issues(source: Source, lines: Lines) -> list[tuple[str, str, int, str | None]]:
+def _issues(source: Source, lines: Lines) -> list[Issue]:
     freed = "samples of freed memory: only allocations are counted"
     return [
         ("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"),

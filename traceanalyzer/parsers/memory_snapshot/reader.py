@@ -17,10 +17,8 @@ from traceanalyzer.parsers.memory_snapshot.tables import History, Stacks
 from traceanalyzer.parsers.memory_snapshot.unpickler import Refused
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import Ints, Order, as_table, time_order
-from traceanalyzer.trace import Device, Meta, Trace, issue_rows
+from traceanalyzer.trace import Device, Issue, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import ALLOCATOR_KINDS, MEMORY_SNAPSHOT
-
-Finding = tuple[str, str, int, str | None]
 
 #: How to record a history; a snapshot without one only has the memory at the time of the dump.
 RECORD = "call torch.cuda.memory._record_memory_history() before the workload"
@@ -185,7 +183,7 @@ def _pinned(reading: Snapshot, top: dict[str, int]) -> int:
 
 def _issues(
     source: Source, reading: Snapshot, top: dict[str, int], history: History, alone: int
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     pickled, is_cut = reading.document, not reading.document.complete
     of_host = reading.members(top.get(document.HOST_TRACES, 0), document.EVENTS)
     stray = history.table.height - history.rows.size - of_host.size

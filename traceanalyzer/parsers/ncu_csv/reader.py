@@ -27,7 +27,7 @@ from traceanalyzer.parsers.ncu_csv import (
 )
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.parsers.tables import as_table
-from traceanalyzer.trace import Device, Meta, Trace, issue_rows
+from traceanalyzer.trace import Device, Issue, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import NCU_CSV
 
 _BLOCK = 8 << 20
@@ -62,7 +62,7 @@ def trace_of(
     source: Source,
     form: str,
     frames: list[pl.DataFrame],
-    issues: list[tuple[str, str, int, str | None]],
+    issues: list[Issue],
     rank: int | None,
 ) -> Trace:
     """Return the trace with the metrics of a report, whose launches are numbered here."""
@@ -269,7 +269,7 @@ class _Reader:
             value=values.set(~values.is_finite(), None), text=texts, unit=units
         )
 
-    def issues(self, source: Source) -> list[tuple[str, str, int, str | None]]:
+    def issues(self, source: Source) -> list[Issue]:
         """Return what was skipped or is unusual."""
         messages = self.messages
         error, warning = (next(iter(texts), None) for texts in (messages.errors, messages.warnings))

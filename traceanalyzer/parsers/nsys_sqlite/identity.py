@@ -14,8 +14,8 @@ import polars as pl
 
 from traceanalyzer.parsers.nsys_sqlite import host, nvtx, tables
 from traceanalyzer.parsers.source import rank_from_name
-from traceanalyzer.parsers.sqlite.rows import RANK_VARIABLES, Finding, lanes_of, numbered_by_device
-from traceanalyzer.trace import Device, Meta
+from traceanalyzer.parsers.sqlite.rows import RANK_VARIABLES, lanes_of, numbered_by_device
+from traceanalyzer.trace import Device, Issue, Meta
 from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import NO_GPU_WORK, NSYS
 
@@ -375,7 +375,7 @@ def failure(export: tables.Export) -> Failure | None:
     return Failure(severity, f"{text}; {remedy}")
 
 
-def findings(export: tables.Export) -> Iterator[Finding]:
+def issues_of(export: tables.Export) -> Iterator[Issue]:
     """Yield messages of nsys, the reason for missing GPU work, and what was not requested.
 
     A table that is missing although its option was on, or although another table of the same option

@@ -15,8 +15,8 @@ from traceanalyzer.parsers.nsys_sqlite.identity import (
     Identity,
     describe,
     failed_calls,
-    findings,
     identify,
+    issues_of,
     lanes,
     untraced_processes,
 )
@@ -24,7 +24,7 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.sqlite import rows
 from traceanalyzer.parsers.sqlite.database import Database, TableFolder
 from traceanalyzer.parsers.sqlite.pages import File, on_disk
-from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.trace import Issue, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import (
     FAILED_CALLS,
     RANKS_NUMBERED,
@@ -294,12 +294,12 @@ def _only_process(database: Database) -> int | None:
     return known.item() if known.len() == 1 else None
 
 
-def _without_columns(database: Database, only_process: int | None) -> list[rows.Finding]:
+def _without_columns(database: Database, only_process: int | None) -> list[Issue]:
     """Drop tables without a required column, and report them and missing tables.
 
     The process may be missing if the export has only this one.
     """
-    issues: list[rows.Finding] = [
+    issues: list[Issue] = [
         ("data_loss", "missing-table", 1, f"{table} is a view or virtual table")
         for table in sorted(database.not_tables.intersection([*tables.REQUIRED, tables.STRINGS]))
     ]
@@ -315,9 +315,7 @@ def _without_columns(database: Database, only_process: int | None) -> list[rows.
     return issues
 
 
-def _of_export(
-    export: tables.Export, identity: Identity, version: str | None
-) -> Iterator[rows.Finding]:
+def _of_export(export: tables.Export, identity: Identity, version: str | None) -> Iterator[Issue]:
     """Report warnings of nsys, missing recordings, unread tables, and assumed ranks."""
     if identity.numbered:
         count = len(identity.ranks)
@@ -331,7 +329,7 @@ def _of_export(
             1,
             f"{version}; supported up to {_KNOWN_SCHEMA[0]}.{_KNOWN_SCHEMA[1]}",
         )
-    yield from findings(export)
+    yield from issues_of(export)
     if _is_wanted(export, "cuda_runtime", tables.RUNTIME) and (failed := failed_calls(export)):
         yield "notice", FAILED_CALLS, *failed
     alone = None if identity.rank is not None else identity.devices

@@ -15,7 +15,7 @@ from traceanalyzer.parsers.printed_text import (
 )
 from traceanalyzer.parsers.printed_text.lines import Line, Lines, Rows
 from traceanalyzer.parsers.source import Source, rank_from_name
-from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.trace import Issue, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PRINTED_TEXT
 
 #: What the first line of a table, or a line outside of one, contains.
@@ -113,7 +113,7 @@ class _Process:
             table.close(line)
 
 
-def _issues(source: Source, rows: Rows, lines: Lines) -> Iterator[tuple[str, str, int, str | None]]:
+def _issues(source: Source, rows: Rows, lines: Lines) -> Iterator[Issue]:
     for (severity, code), (count, first) in rows.issues.items():
         yield (severity, code, count, f"line {first}")
     yield "data_loss", "long-line", lines.too_long, f"line {lines.first_too_long}"

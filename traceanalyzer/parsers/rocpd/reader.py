@@ -16,7 +16,6 @@ from traceanalyzer.parsers.sqlite.database import Database
 from traceanalyzer.parsers.sqlite.pages import on_disk
 from traceanalyzer.parsers.sqlite.rows import (
     DatabaseReader,
-    Finding,
     assemble,
     lanes_of,
     negative,
@@ -25,7 +24,7 @@ from traceanalyzer.parsers.sqlite.rows import (
     of_file,
     of_rows,
 )
-from traceanalyzer.trace import Meta, Trace, issue_rows
+from traceanalyzer.trace import Issue, Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import RANKS_NUMBERED, ROCPD, SHARED_DEVICE, SHARING
 
 _WRITER = "the profiler"
@@ -132,10 +131,10 @@ def _with_rank(rows: pl.DataFrame, rank: int | None, ranks: dict[int, int]) -> p
     return rows.with_columns(rank=known)
 
 
-def _without_columns(database: Database, layout: ModuleType) -> list[Finding]:
+def _without_columns(database: Database, layout: ModuleType) -> list[Issue]:
     """Report missing tables; drop tables without a required column, and report them."""
     names = {table: layout.logical_name(table) for table in sorted(database.tables)}
-    issues: list[Finding] = [
+    issues: list[Issue] = [
         ("data_loss", "missing-table", 1, table)
         for table in layout.ESSENTIAL
         if table not in names.values()
@@ -149,9 +148,7 @@ def _without_columns(database: Database, layout: ModuleType) -> list[Finding]:
     return issues
 
 
-def _of_recording(
-    database: Database, recording: Recording, layout: ModuleType
-) -> Iterator[Finding]:
+def _of_recording(database: Database, recording: Recording, layout: ModuleType) -> Iterator[Issue]:
     """Report assumed ranks and tables that were not read."""
     owners = recording.used["owner"].drop_nulls().n_unique()
     if owners > 1 and not recording.ranks and _share_a_device(recording):

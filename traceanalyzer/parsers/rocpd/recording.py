@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from traceanalyzer import schema
-from traceanalyzer.parsers.sqlite.rows import Finding
-from traceanalyzer.trace import Device
+from traceanalyzer.trace import Device, Issue
 from traceanalyzer.vocabulary import collective_of_word
 
 COUNTERS = pl.Schema(
@@ -52,7 +51,7 @@ class Recording:
     host: str | None = None
     ranks: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     start_ns: int | None = None
-    issues: list[Finding] = field(default_factory=list)
+    issues: list[Issue] = field(default_factory=list)
 
 
 def launch_shape(

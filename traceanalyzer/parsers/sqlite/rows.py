@@ -13,7 +13,7 @@ from traceanalyzer.parsers.contract import Selection
 from traceanalyzer.parsers.sqlite.database import Database, overlap_test
 from traceanalyzer.parsers.sqlite.pages import File
 from traceanalyzer.parsers.tables import Ints, Order, time_order
-from traceanalyzer.trace import in_spans, overlaps
+from traceanalyzer.trace import Issue, in_spans, overlaps
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Side tables whose columns the rows may contain in addition to those of ``events``.
@@ -282,17 +282,13 @@ def _is_filled(columns: Iterable[pl.Series]) -> bool:
     return any(not column.null_count() for column in columns)
 
 
-#: (severity, code, count, where)
-Finding = tuple[str, str, int, str | None]
-
-
-def of_file(file: File) -> Iterator[Finding]:
+def of_file(file: File) -> Iterator[Issue]:
     """Report a truncated file."""
     if file.missing:
         yield "data_loss", "truncated", 1, f"byte {file.size:,} of {file.size + file.missing:,}"
 
 
-def of_rows(timeless: int, negative: int) -> Iterator[Finding]:
+def of_rows(timeless: int, negative: int) -> Iterator[Issue]:
     """Report rows without a time, or that end before they start."""
     yield "data_loss", "no-time", timeless, None
     yield "notice", "negative-duration", negative, None
@@ -303,7 +299,7 @@ def negative(parts: Iterable[pl.DataFrame]) -> int:
     return sum(int((part["dur"] < 0).sum()) for part in parts if "dur" in part.columns)
 
 
-def of_database(database: Database) -> Iterator[Finding]:
+def of_database(database: Database) -> Iterator[Issue]:
     """Report damaged definitions of tables, rows on damaged pages, and values of a wrong type."""
     if database.damaged_schema:
         yield "data_loss", "damaged-file", 1, "definitions of tables"

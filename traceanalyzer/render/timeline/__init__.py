@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from traceanalyzer.drawings import Budget, Lanes
 from traceanalyzer.render import palette, pieces
-from traceanalyzer.render.palette import STATE_SEQUENCES as STATES, colored
+from traceanalyzer.render.palette import STATE_SEQUENCES, colored
 from traceanalyzer.render.pieces import cell, escaped
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.units import format_count, format_frac, format_ns
@@ -125,7 +125,7 @@ def _row(states: Sequence[int], marks: Sequence[str], names: Sequence[str]) -> s
     """Return one character per state (-1: nothing), coloured if ``names`` are given."""
     runs = ((at, len(list(run))) for at, run in groupby(states))
     return "".join(
-        " " * n if at < 0 else colored(marks[at] * n, STATES[names[at]] if names else None)
+        " " * n if at < 0 else colored(marks[at] * n, STATE_SEQUENCES[names[at]] if names else None)
         for at, n in runs
     )
 
@@ -213,7 +213,8 @@ def _in_lines(entries: Sequence[tuple[str, str, str]], width: int, *, color: boo
         text, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False
     )
     for state, mark, _ in entries:
-        lines = lines.replace(f"{mark}\0", f"{colored(mark, STATES[state] if color else None)} ", 1)
+        sequence = STATE_SEQUENCES[state] if color else None
+        lines = lines.replace(f"{mark}\0", f"{colored(mark, sequence)} ", 1)
     return lines.replace("\1", " ")
 
 
