@@ -310,6 +310,14 @@ def test_copies_of_one_rank_are_slow(slow: int) -> None:
     assert "NUMA" in first.advice
 
 
+@pytest.mark.parametrize("slow", [(2, 3), (0, 3)])
+def test_copies_of_several_ranks_are_slow(slow: tuple[int, ...]) -> None:
+    first = ta.diagnose(copying(tuple(16 if rank in slow else 48 for rank in range(4)))).findings[0]
+    assert (first.id, first.rank) == ("exposed-copies", None)
+    assert f"on {'ranks 2-3' if slow == (2, 3) else 'ranks 0, 3'} at 16 GB/s" in first.title
+    assert "NUMA" in first.advice
+
+
 def test_small_copies_are_slower_than_large_ones_on_any_path() -> None:
     """In 2 pieces they are similar, in 4 they are not."""
     for pieces, similar in ((2, True), (4, False)):

@@ -22,7 +22,6 @@ from traceanalyzer.analyzers.transfers.result import (
     advice as transfer_advice,
     page_faults,
 )
-from traceanalyzer.findings import straggling
 from traceanalyzer.findings.device_time import COPIES, DeviceTime, intervals_of, main_ranks
 from traceanalyzer.findings.idle import in_steps, including, main_steps, of_ranks
 from traceanalyzer.findings.rule import OF_GLOO, OF_STEP, OPTIMIZER, Answers, Measured, Rule, rule
@@ -54,17 +53,22 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         return
     cost = total = whole
     ranks = main_ranks(losses, time.windows["rank"].n_unique())
+    slow, slower, rate = _slower_than_others(answers)
+    slower = slower if {*ranks} <= {*slow} else ""
+    ranks = slow if slower else ranks
     rank = ranks[0] if len(ranks) == 1 else None
     sums = _by_direction(copies)
     main, each = _directions(sums, total, time)
     steps = main_steps(losses, time, ranks)
     place = in_steps(steps, time)
     others = ""
-    if ranks and losses["waited"].any():
-        place += f" on {straggling.label(answers, ranks)}"
+    if slower or (ranks and losses["waited"].any()):
+        place += f" on {answers.label(ranks)}"
         others = including(losses, ranks)
     where = called_in(answers.place(MEMORY)) or _operators(answers.place(MEMORY))
-    slower, rate = ("", 1.0) if rank is None else _slower_than_others(answers, rank)
+    theirs = pl.when("waited").then(1.0).when(pl.col("rank").is_in(slow)).then(1 - rate)
+    of_slow = pl.col("waited").not_() | pl.col("root_rank").is_in(slow)
+    most_ns = losses.filter(of_slow).select((pl.col("lost_ns") * theirs).sum()).item()
     updates = time.of_cause(HOST_CODE)
     updates_ns = int(updates["lost_ns"].sum())
     most = _OF_UPDATES if (on_cpu := answers.on_cpu) == OPTIMIZER else _OF_OPERATOR
@@ -79,7 +83,7 @@ def _exposed_copies(_: Overlap, answers: Answers) -> Iterator[Measured]:
         ),
         advice=_SLOW_PATH if slower else _copying(copies, sums, total, answers),
         total_ns=cost,
-        most_gain_ns=round(total * (1 - rate)) if slower else _overlappable(copies, sums, answers),
+        most_gain_ns=round(most_ns) if slower else _overlappable(copies, sums, answers),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=intervals_of(losses),
@@ -106,37 +110,40 @@ _ONLY_COPIES = re.compile("^aten::(?:to|_to_copy|copy_|clone|contiguous|item|_lo
 #: Sizes of copies are comparable up to this ratio.
 _FASTER, _SIMILAR = 2.0, 2.0
 _SLOW_PATH = (
-    "Check the path between host and this GPU: generation and width of its PCIe link (lspci -vv: "
-    "LnkSta), whether the process and its memory are on the NUMA node of the GPU (numactl), and "
+    "Check the path between host and GPU: generation and width of its PCIe link (lspci -vv: "
+    "LnkSta), whether process and memory are on the NUMA node of the GPU (numactl), and "
     "other processes that copy."
 )
 
 
-def _slower_than_others(answers: Answers, rank: int) -> tuple[str, float]:
-    """Return that copies of a rank are slower than those of others, and its share of their rate."""
+def _slower_than_others(answers: Answers) -> tuple[tuple[int, ...], str, float]:
+    """Return the ranks whose copies are slower than those of others, at which rate, as a phrase.
+
+    And its share of the rate of the others. Copies of the longest kind are compared.
+    """
     if (transfers := answers.of(Transfers)) is None or transfers.by_device.is_empty():
-        return "", 1.0
+        return (), "", 1.0
     kind = ["direction", "memory"]
     sums = transfers.by_device.group_by(*kind, "rank").agg(
         pl.col("n", "moved_bytes", "total_ns").sum()
     )
-    rates = sums.filter(pl.col("moved_bytes") > 0, pl.col("total_ns") > 0).with_columns(
-        gbps=pl.col("moved_bytes") / pl.col("total_ns"), each=pl.col("moved_bytes") / pl.col("n")
-    )
-    others = rates.filter(pl.col("rank") != rank).group_by(kind)
-    usual = others.agg(usual=pl.col("gbps").median(), usual_each=pl.col("each").median())
-    of_rank = rates.filter(pl.col("rank") == rank).join(usual, on=kind, nulls_equal=True)
-    slow = of_rank.filter(
-        pl.col("usual") >= _FASTER * pl.col("gbps"),
-        # small copies are slower on any path
-        pl.col("each") * _SIMILAR >= pl.col("usual_each"),
-    )
-    slow = largest_first(slow, "total_ns", *kind)
-    whole = int(rates.filter(pl.col("rank") == rank)["total_ns"].sum())
-    if slow.is_empty() or 2 * slow["total_ns"][0] < whole:
-        return "", 1.0
-    gbps, most = slow["gbps"][0], slow["usual"][0]
-    return f" at {gbps:.3g} GB/s (other ranks {most:.3g} GB/s)", gbps / most
+    most = largest_first(sums.group_by(kind).agg(pl.col("total_ns").sum()), "total_ns", *kind)
+    rates = sums.join(most.head(1).select(kind), on=kind, nulls_equal=True).filter(
+        pl.col("moved_bytes") > 0, pl.col("total_ns") > 0
+    ).drop_nulls("rank").with_columns(
+        ns=pl.col("total_ns") / pl.col("moved_bytes"), each=pl.col("moved_bytes") / pl.col("n")
+    )  # fmt: skip
+    of_slow = pl.col("rank").is_in(ranks := answers.slower(rates))
+    slow, others = (rates.filter(which)[["ns", "each"]].median() for which in (of_slow, ~of_slow))
+    # small copies are slower on any path
+    if (
+        not ranks
+        or slow["ns"][0] < _FASTER * others["ns"][0]
+        or (slow["each"][0] * _SIMILAR < others["each"][0])
+    ):
+        return (), "", 1.0
+    text = f" at {1 / slow['ns'][0]:.3g} GB/s (other ranks {1 / others['ns'][0]:.3g} GB/s)"
+    return tuple(ranks), text, others["ns"][0] / slow["ns"][0]
 
 
 #: The direction of memsets.

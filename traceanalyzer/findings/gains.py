@@ -441,7 +441,8 @@ def _weights(findings: Collection[Finding], replay: Replay) -> list[Weights]:
 def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Change:
     """Return that ranks become like the others; layers that leave a pipeline stage go to them."""
     staged = {rank for one in findings if one.fix == "move-layers" for rank in _ranks(one)}
-    of_all = any(one.ranks and one.fix != "move-layers" for one in findings if one.id in _OF_RANKS)
+    late = (one for one in findings if one.id == "straggler")
+    of_all = any(one.ranks and one.fix != "move-layers" for one in late)
     alike = tuple(sorted({*ranks} - staged))
     only_work = {one.id for one in findings if _is_of_ranks(one)} == {"unequal-work"}
     return Change(

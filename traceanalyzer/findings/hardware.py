@@ -2,11 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
-from traceanalyzer.analyzers.common.kernel_times import MANY_CALLS, SLOW_GPU, compare
+from traceanalyzer.analyzers.common.kernel_times import (
+    MANY_CALLS,
+    SLOW_GPU,
+    Difference,
+    compare,
+)
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -175,35 +181,56 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
 
 @rule(
     "comm_outliers",
-    "all kernels of one rank slower than the same kernels on the other ranks",
+    "all kernels of one rank, or of several, slower than the same kernels on the other ranks",
     f"time above that of the other ranks, {OF_STEP}",
     {"warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
 )
-def _slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+def slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+    """Measure how much longer all kernels of some ranks take, which may share a cause."""
     kernels, time = answers.of(Kernels), answers.time
     if kernels is None or kernels.by_step is None or not time.whole_ns:
         return
     rows = in_steps(kernels, time).drop_nulls("rank")
-    sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).sort("ns", "rank")
-    if sums.height < _ENOUGH:
+    sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).filter(pl.col("ns") > 0)
+    if not (ranks := answers.slower(sums)):
         return
-    rank, most = sums.row(-1)
-    usual = sums["ns"].head(sums.height - 1).median()
-    difference = compare(rows, "rank", rank, "on the other ranks")
-    if not isinstance(usual, float) or difference is None or difference.why != SLOW_GPU:
+    of_slow = pl.col("rank").is_in(ranks)
+    slow, others = (sums.filter(which).sort("ns", "rank") for which in (of_slow, ~of_slow))
+    alone = len(ranks) == 1
+    if (difference := _slow_alike(rows, slow["rank"])) is None:
         return
     length = pl.col("end") - pl.col("start")
-    others = int(time.windows.filter(pl.col("rank") != rank).select(length.sum()).item())
-    if time.waits_for(rank)["lost_ns"].sum() >= WARN_FRAC * others:
+    others_ns = int(time.windows.filter(~of_slow).select(length.sum()).item())
+    if alone and time.waits_for(ranks[0])["lost_ns"].sum() >= WARN_FRAC * others_ns:
         return  # reported by straggler, with the wait time of the others
-    total = round((most - usual) * time.windows.select(DEVICE).unique().height)
+    more = float(np.mean(slow["ns"].to_numpy()) - np.median(others["ns"].to_numpy()))
     yield Measured(
-        title=f"Slow GPU on rank {rank}: {difference.text}, {format_ns(most - usual)} more.",
-        advice=difference.advice(answers.program.clocks, "this GPU"),
-        total_ns=total,
-        rank=rank,
+        title=f"Slow GPU{'s' * (not alone)} on {answers.label(ranks)}: {difference.text}, "
+        f"{format_ns(round(more))} more{' on each rank' * (not alone)}.",
+        advice=difference.advice(answers.program.clocks, "this GPU")
+        if alone
+        else _SHARED_CAUSE.format(clocks=answers.program.clocks),
+        total_ns=round(more * time.windows.select(DEVICE).unique().height),
+        rank=ranks[0] if alone else None,
+        ranks=() if alone else tuple(ranks),
     )
+
+
+def _slow_alike(rows: pl.DataFrame, slow: pl.Series) -> Difference | None:
+    """Return how the least slow of some ranks, ordered, differs; None if one is not a slow GPU."""
+    others = ~pl.col("rank").is_in(slow.implode())
+    every = [
+        compare(rows.filter(others | (pl.col("rank") == rank)), "rank", rank, "on the other ranks")
+        for rank in {slow[0]: None, slow[-1]: None}
+    ]
+    return every[0] if all(one and one.why == SLOW_GPU for one in every) else None
+
+
+_SHARED_CAUSE = (
+    "Check clocks, power cap and temperature of these GPUs ({clocks}), what they share (node, "
+    "cooling, settings), and other processes on them; exclude the node if they stay slow."
+)
 
 
 @rule(
@@ -369,6 +396,6 @@ def _busy_disk(result: HostMetrics, _: Answers) -> Iterator[Measured]:
 
 
 RULES = (
-    _throttled_steps, _slow_gpu, _shared_gpu, _memory_bound, _idle_multiprocessors,
+    _throttled_steps, slow_gpu, _shared_gpu, _memory_bound, _idle_multiprocessors,
     _busy_processors, _full_host_memory, _swapping, _busy_disk,
 )  # fmt: skip

@@ -507,7 +507,7 @@ def _title(
     time, total = answers.time, int(losses["lost_ns"].sum())
     what = "Main thread" if result.coverage.on_host else "GPU"
     several = len(ranks) > 1 or (not ranks and result.units.height > 1)
-    who = f"R{straggling.label(answers, ranks)[1:]}" if ranks else f"{what}{'s' * several}"
+    who = f"R{answers.label(ranks)[1:]}" if ranks else f"{what}{'s' * several}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, ranks)
     does = activities.clause(waiting, in_steps(steps, time), several=several)
     return f"{who} {does}: {time.share(total, once=once)}{others}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -47,7 +47,7 @@ from traceanalyzer.findings.device_time import (
 from traceanalyzer.findings.program import Program, program
 from traceanalyzer.frames import intervals
 from traceanalyzer.result import SEVERITIES, Confidence, Fix, Result, Severity, memoized
-from traceanalyzer.units import format_frac
+from traceanalyzer.units import format_frac, format_ranges
 from traceanalyzer.vocabulary import RECORDINGS_APART
 
 R = TypeVar("R", bound=Result)
@@ -233,6 +233,35 @@ class Answers:
         hosts = None if comm is None else comm.ranks.select("rank", "host").drop_nulls()
         return nodes if hosts is None else nodes | dict(hosts.iter_rows())
 
+    def slower(self, times: pl.DataFrame) -> list[int]:
+        """Return the ranks above the largest ratio of neighbouring times: half, or whole nodes.
+
+        Args:
+            times: rank and ``ns``, above 0.
+        """
+        rows = times.sort("ns", "rank")
+        if rows.height < _COMPARED:
+            return []
+        n = int((rows["ns"] / rows["ns"].shift(1)).fill_null(0.0).arg_max() or 0)
+        ranks = rows["rank"][n:].sort().to_list()
+        few = 2 * len(ranks) <= rows.height
+        return ranks if few or " (all of " in self.label(ranks) else []
+
+    def label(self, ranks: Sequence[int]) -> str:
+        """Return ``rank 3``, ``ranks 3, 4``, or ``ranks 4-7 (all of node b)``.
+
+        Nodes are recorded, or in the names of the files; half of one is often a CPU socket.
+        """
+        if len(ranks) == 1:
+            return f"rank {ranks[0]}"
+        names = sorted({self.nodes.get(rank) or "" for rank in ranks})
+        there = [rank for rank in sorted(self.nodes) if self.nodes[rank] in names]
+        half, place = len(there) // 2, f"node{'s' * (len(names) > 1)} {', '.join(names)}"
+        part = "half" if [*ranks] in (there[:half], there[half:]) else ""
+        part = "all" if there == [*ranks] else part
+        text = f" ({part} of {place})" * bool(part)
+        return f"ranks {format_ranges(ranks)}{text}"
+
     @cached_property
     def memory_use(self) -> tuple[int, int] | None:
         """Peak of reserved memory, and memory of a GPU, in bytes; None if either is unknown."""
@@ -273,6 +302,8 @@ class Answers:
         return program(self.results)
 
 
+#: From this number of ranks on, slower ones are compared with the others.
+_COMPARED = 3
 #: Name of a file of torch.profiler's tensorboard_trace_handler: node, process, time.
 _OF_HANDLER = r"([^/\\]+)_\d+\.\d+\.pt\.trace\.json"
 #: Modules are loaded again and again from this number on, with other work to make what has them.

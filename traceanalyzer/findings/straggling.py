@@ -53,6 +53,7 @@ from traceanalyzer.findings.device_time import (
     main_ranks,
     only_rank,
 )
+from traceanalyzer.findings.hardware import slow_gpu
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
     OF_STEP,
@@ -180,6 +181,11 @@ def slow_stages(answers: Answers) -> dict[int, list[int]]:
     stages = placed.group_by("stage").agg("rank", pl.col("longer").all())
     slow = stages.filter("longer", pl.col("rank").list.len() > 1).sort("stage")
     return dict(slow.select("stage", "rank").iter_rows())
+
+
+def slow_gpus(answers: Answers) -> list[int]:
+    """Return several ranks whose GPUs are slow, which is one cause."""
+    return [rank for one in answers.measured(slow_gpu) for rank in one.ranks]
 
 
 def stage_of(answers: Answers, rank: int) -> int | None:
@@ -345,19 +351,6 @@ def _times_as_long(rows: pl.DataFrame, ranks: Sequence[int]) -> str:
     return f"{format_ratio(of_ranks / usual)} as long as on the other ranks"
 
 
-def label(answers: Answers, ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 3, 4``, or ``ranks 4-7 (all of node b)``.
-
-    Nodes are recorded, or in the names of the files.
-    """
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    nodes = answers.nodes
-    node = nodes.get(ranks[0])
-    is_all = node and [rank for rank in sorted(nodes) if nodes[rank] == node] == [*ranks]
-    return f"ranks {format_ranges(ranks)}{f' (all of node {node})' if is_all else ''}"
-
-
 def is_steady(time: DeviceTime, rank: int) -> bool:
     """Whether one rank delays the others, not by chance the one with the most work in some steps.
 
@@ -481,8 +474,8 @@ def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     alike = slow_stages(answers)
     for stage, ranks in alike.items():
         yield from _measure_stage(time, stage, ranks)
-    of_stages = [rank for ranks in alike.values() for rank in ranks]
-    waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(of_stages))
+    together = [rank for ranks in alike.values() for rank in ranks] + slow_gpus(answers)
+    waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(together))
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
         if is_steady(time, rank) and not _with_more_work(answers, rank):
@@ -633,6 +626,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     late = [one for one in answers.measured(_straggler) if (one.size or 0.0) >= WARN_FRAC]
     stragglers = [one for one in late if sum(one.explained.values()) < _HALF]
     of_others = [rank for one in stragglers for rank in one.ranks or (one.rank,)]
+    of_others += slow_gpus(answers)
     waits = time.of_cause(WORK).filter(~pl.col("root_rank").is_in(of_others))
     total = int(waits["lost_ns"].sum())
     if not total:
