@@ -26,6 +26,8 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 _SLOW = 1.1
 #: Minimum number of steps or ranks for a comparison.
 _ENOUGH = 3
+#: Ranks are equally slow if their times differ by at most this factor.
+_ALIKE = 1.15
 _NAMED = 3
 
 
@@ -186,7 +188,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     {"warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
 )
-def slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
+def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     """Measure how much longer all kernels of some ranks take, which may share a cause."""
     kernels, time = answers.of(Kernels), answers.time
     if kernels is None or kernels.by_step is None or not time.whole_ns:
@@ -198,7 +200,9 @@ def slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
     of_slow = pl.col("rank").is_in(ranks)
     slow, others = (sums.filter(which).sort("ns", "rank") for which in (of_slow, ~of_slow))
     alone = len(ranks) == 1
-    if (difference := _slow_alike(rows, slow["rank"])) is None:
+    difference = _slow_alike(rows, slow["rank"])
+    stages = {result.stage_of(rank) for rank in ranks} - {None}
+    if difference is None or (not alone and len(stages) == 1):  # a stage has more work
         return
     length = pl.col("end") - pl.col("start")
     others_ns = int(time.windows.filter(~of_slow).select(length.sum()).item())
@@ -218,7 +222,15 @@ def slow_gpu(_: CommOutliers, answers: Answers) -> Iterator[Measured]:
 
 
 def _slow_alike(rows: pl.DataFrame, slow: pl.Series) -> Difference | None:
-    """Return how the least slow of some ranks, ordered, differs; None if one is not a slow GPU."""
+    """Return how the least slow of some ranks, ordered, differs; None if one is not a slow GPU.
+
+    Also if they are not equally slow in most steps: they share no cause.
+    """
+    sums = rows.filter(pl.col("rank").is_in(slow.implode())).group_by("step", "rank")
+    steps = sums.agg(pl.col("total_ns").sum()).group_by("step")
+    apart = steps.agg(pl.col("total_ns").max() / pl.col("total_ns").min())["total_ns"].median()
+    if not isinstance(apart, float) or apart > _ALIKE:
+        return None
     others = ~pl.col("rank").is_in(slow.implode())
     every = [
         compare(rows.filter(others | (pl.col("rank") == rank)), "rank", rank, "on the other ranks")
