@@ -259,3 +259,61 @@ def test_keys_of_a_log_are_in_any_order(tmp_path: Path) -> None:
     path.write_text(json.dumps(values, sort_keys=True))
     assert path.read_bytes().index(b"request_throughput") > 1 << 16
     assert requests(path).requests.height == 9000
+
+
+def write_changed(folder: Path, prompts: int, change: Any) -> Path:
+    """Write the log of requests with 80 tokens each, after a change of its values."""
+    rng = np.random.default_rng(5)
+    values = {
+        "backend": "vllm", "completed": prompts, "duration": 60.0, "request_throughput": 1.0,
+        "mean_ttft_ms": 1.0, "input_lens": [500] * prompts, "output_lens": [80] * prompts,
+        "start_times": [0.3 * i for i in range(prompts)], "ttfts": [0.05] * prompts,
+        "itls": [rng.uniform(0.018, 0.022, 79).tolist() for _ in range(prompts)],
+    }  # fmt: skip
+    change(values)
+    (folder / "log.json").write_text(json.dumps(values))
+    return folder / "log.json"
+
+
+@pytest.mark.parametrize("paused", [(), (3, 17, 18)])
+def test_requests_that_pause_while_others_run(tmp_path: Path, paused: tuple[int, ...]) -> None:
+    def pause(values: dict[str, Any]) -> None:
+        for one in paused:
+            values["itls"][one][40] = 2.5
+
+    log = requests(write_changed(tmp_path, 40, pause))
+    rows = log.requests.drop_nulls("paused_ns")
+    assert tuple(rows["row"]) == paused
+    assert rows["paused_ns"].to_list() == [2.5e9] * len(paused)
+    assert ("3 of 40 requests get no token" in log.verdict) == bool(paused)
+
+
+@pytest.mark.parametrize(("slow", "named"), [((0, 1, 2), True), ((0, 1, 9), False), ((), False)])
+def test_slow_requests_are_the_first_ones(
+    tmp_path: Path, slow: tuple[int, ...], named: bool
+) -> None:
+    def start(values: dict[str, Any]) -> None:
+        for one in slow:
+            values["ttfts"][one] = 0.8
+
+    assert ("first 3 of 40" in requests(write_changed(tmp_path, 40, start)).verdict) == named
+
+
+@pytest.mark.parametrize(("within", "over_time"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+def test_time_between_tokens_grows_within_answers(
+    tmp_path: Path, within: float, over_time: float
+) -> None:
+    """What grows with the time of the run is load."""
+
+    def grow(values: dict[str, Any]) -> None:
+        for i, gaps in enumerate(values["itls"]):
+            values["itls"][i] = [
+                gap * (1 + within * n / 40 + over_time * i / 10) for n, gap in enumerate(gaps)
+            ]
+
+    (run,) = requests(write_changed(tmp_path, 40, grow)).runs.iter_rows(named=True)
+    if within:
+        assert run["early_gap_ns"] == pytest.approx(25e6, rel=0.05)
+        assert run["late_gap_ns"] == pytest.approx(55e6, rel=0.05)
+    else:
+        assert run["late_gap_ns"] is None

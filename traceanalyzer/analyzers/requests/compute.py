@@ -100,12 +100,21 @@ def combine(parts: Sequence[Requested | Engine], _options: Options) -> Requests:
     each = _requests(rows)
     epochs = {part.log.path: part.epoch_ns for part in logs}
     used = next((one for one in engines if one.steps.height), None)
-    stalls = _stalls(each, rows)
+    gaps = _gaps(each, rows)
+    long = gaps.filter(pl.col("gap") > _LONG_GAP * pl.col("usual"), pl.col("usual") > 0)
+    counts = _counted(
+        running=_served(each).select("path", "run", start="first", end="last"),
+        pausing=long.select("path", "run", "start", "end"),
+    )
+    stalls = _stalls(each, long, counts)
+    each = each.join(_paused(long, counts), on=_REQUEST, how="left", maintain_order="left")
     each, phases = _by_phase(each, epochs, None if used is None else used.steps)
     return Requests(
         requests=each,
         latencies=_latencies(each, rows),
-        runs=_runs(rows, each).join(_at_a_time(each), on=["path", "run"], how="left"),
+        runs=_runs(rows, each)
+        .join(_at_a_time(each), on=["path", "run"], how="left")
+        .join(_growth(gaps), on=["path", "run"], how="left"),
         stalls=stalls,
         phases=phases,
         engine=None if used is None else used.path,
@@ -196,6 +205,10 @@ def _latencies(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 #: Gaps between tokens, and stalls, are longer than this many times the median gap.
 _LONG_GAP = 10
+#: Requests, and answers of so many tokens whose gaps grow: by this factor from the first quarter to
+#: the last one, from about the same.
+_REQUEST = ["path", "run", "row"]
+_MANY_TOKENS, _QUARTER, _GROWN, _ALIKE = 64, 0.25, 1.5, 1.3
 #: All requests pause if at least this share of those that receive tokens does.
 _ALL = 0.9
 #: So many requests run at a time as can, from this share of the most on.
@@ -245,24 +258,57 @@ def _at_a_time(each: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _stalls(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the times in which no request receives a token, see :attr:`Requests.stalls`."""
+def _gaps(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the gaps before the tokens of requests: path, run, row, gap, start, end, usual, place.
+
+    ``usual`` is the median gap of the run, ``place`` the part of the answer: 0 to 1.
+    """
     key, served = ["path", "run"], _served(each)
     tokens = rows.filter(pl.col("metric") == "itl_ns").select(
         "path", run=pl.col("block").cast(pl.Int64), row=pl.col("row").cast(pl.Int64), gap="value"
     )
-    of_request = [*key, "row"]
-    tokens = tokens.join(served[[*of_request, "first"]], on=of_request, maintain_order="left")
-    ends = (pl.col("first") + pl.col("gap").cum_sum().over(of_request)).round().cast(pl.Int64)
-    begins = ends - pl.col("gap").round().cast(pl.Int64)
-    usual = pl.col("gap").median().over(key)
-    long = tokens.with_columns(start=begins, end=ends, usual=usual).filter(
-        pl.col("gap") > _LONG_GAP * usual
-    )
-    counts = _counted(
-        running=served.select(*key, start="first", end="last"),
-        pausing=long.select(*key, "start", "end"),
-    )
+    tokens = tokens.join(served[[*_REQUEST, "first"]], on=_REQUEST, maintain_order="left")
+    ends = (pl.col("first") + pl.col("gap").cum_sum().over(_REQUEST)).round().cast(pl.Int64)
+    return tokens.with_columns(
+        start=ends - pl.col("gap").round().cast(pl.Int64), end=ends,
+        usual=pl.col("gap").median().over(key),
+        place=pl.int_range(pl.len()).over(_REQUEST) / pl.len().over(_REQUEST),
+    )  # fmt: skip
+
+
+def _paused(long: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
+    """Return ``paused_ns`` of requests: long gaps while most other ones receive tokens."""
+    others = counts.filter(2 * pl.col("pausing") < pl.col("running"))
+    rows = intervals.overlap_with(long, others, ["path", "run"])
+    alone = rows.filter(2 * pl.col("overlap") > pl.col("gap"))
+    return alone.group_by(_REQUEST).agg(paused_ns=pl.col("gap").sum())
+
+
+def _growth(gaps: pl.DataFrame) -> pl.DataFrame:
+    """Return per run the median gap in the first and last quarter of answers, if these grow.
+
+    They grow alike in early and late requests: not with the load. Only requests with many tokens
+    count.
+    """
+    key = ["path", "run"]
+    rows = gaps.drop_nulls("first").filter(pl.len().over(_REQUEST) >= _MANY_TOKENS)
+    is_late = pl.col("first") > pl.col("first").median().over(key)
+    sides = {
+        name: pl.col("gap").filter(where).median()
+        for name, where in (("early_gap_ns", pl.col("place") < _QUARTER),
+                            ("late_gap_ns", pl.col("place") >= 1 - _QUARTER))
+    }  # fmt: skip
+    each = rows.group_by(*key, half=is_late).agg(**sides)
+    early, late = pl.col("early_gap_ns"), pl.col("late_gap_ns")
+    grows = (late >= _GROWN * early).all() & (early.max() <= _ALIKE * early.min())
+    both = each.group_by(key).agg(grows=grows & (pl.len() > 1))
+    known = rows.group_by(key).agg(**sides).join(both.filter("grows"), on=key)
+    return known.drop("grows")
+
+
+def _stalls(each: pl.DataFrame, long: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
+    """Return the times in which no request receives a token, see :attr:`Requests.stalls`."""
+    key, served = ["path", "run"], _served(each)
     all_pause = (pl.col("pausing") > 1) & (pl.col("pausing") >= _ALL * pl.col("running"))
     stalled = intervals.union(counts.filter(all_pause)[[*key, "start", "end"]], key)
     stalled = stalled.join(long.group_by(key).agg(pl.col("usual").first()), on=key)

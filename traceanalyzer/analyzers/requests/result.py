@@ -70,7 +70,8 @@ class Requests(Result):
             ((e2e - ttft) / (output tokens - 1)), ``max_itl_ns`` (the longest gap between tokens),
             ``queue_ns``, ``prefill_ns``, ``preempted_ns``, ``decode_ns`` (disjoint),
             ``preemptions``, ``other_ns`` (the rest of the request: tokenizer, API server),
-            ``in_prefill_ns`` (decode time while a prefill or mixed step runs), error.
+            ``in_prefill_ns`` (decode time while a prefill or mixed step runs), error, ``paused_ns``
+            (gaps of more than ten times the median while most other requests receive tokens).
         latencies: one row per run and time (ttft, tpot, itl, e2e, queue, prefill, preempted,
             decode, other): n (requests; of itl gaps), ``mean_ns``, ``p50_ns``, ``p90_ns``,
             ``p99_ns``, ``max_ns``, ``share_frac`` (of the time of all requests),
@@ -79,7 +80,8 @@ class Requests(Result):
             failed, ``max_concurrency``, ``duration_ns``, completed, ``request_throughput``,
             ``output_throughput``, as the log states them; ``most_running`` (requests that receive
             tokens at a time), ``full_frac`` (the share of the waiting time for first tokens in
-            which at least 80 % of these run).
+            which at least 80 % of these run), ``early_gap_ns``, ``late_gap_ns`` (median time
+            between tokens in the first and last quarter of each answer, if it grows so).
         stalls: times in which at least 90 % of the requests that receive tokens, two or more, are
             in a gap of more than ten times the median: path, run, ``input_tokens`` (the longest
             prompt of the requests that wait for their first token for at least half of it),
@@ -147,8 +149,7 @@ def _sentences(result: Requests) -> Iterator[str]:
         f"(median), {format_ns(sums['ttft_p99_ns'])} (p99){per_token}."
     )
     yield from _of_slowest(result)
-    yield from [*_full(result)] or _queueing(result)
-    yield from _stalled(result)
+    yield from _explained(result)
     known = result.answered.drop_nulls("in_prefill_ns")
     blocked, decode = (float(known[name].sum()) for name in ("in_prefill_ns", "decode_ns"))
     if blocked and decode:
@@ -174,6 +175,56 @@ def _of_slowest(result: Requests) -> Iterator[str]:
         lost = format_ns(float(preempted["preempted_ns"].sum()))
         verb = "was" if preempted.height == 1 else "were"
         yield f"{format_count(preempted.height, 'request')} {verb} preempted, for {lost} in total."
+
+
+def _explained(result: Requests) -> Iterator[str]:
+    """Describe why requests are slow, as far as their times show it."""
+    yield from [*_full(result)] or _queueing(result)
+    yield from _stalled(result)
+    yield from _started(result)
+    yield from _paused(result)
+    for early, late in result.runs.drop_nulls("late_gap_ns")[
+        ["early_gap_ns", "late_gap_ns"]
+    ].rows():
+        yield (
+            f"Time between tokens grows within each answer, from {format_ns(early)} (first quarter "
+            f"of the tokens) to {format_ns(late)} (last one), however many requests run: check "
+            "that the engine keeps a KV cache, and what it does "
+            "for each token with all earlier ones (penalties, stop strings, detokenization)."
+        )
+
+
+def _started(result: Requests) -> Iterator[str]:
+    """Say that slow requests are exactly the first ones of a run."""
+    key = ["path", "run"]
+    rows = result.answered.drop_nulls("start_ns").sort(*key, "start_ns", "row")
+    for _, one in rows.group_by(key, maintain_order=True):
+        times = one["ttft_ns"]
+        is_slow = times > _GROWS * (times.median() or 0)
+        n = int(is_slow.sum())
+        first, later = (part.median() or 0.0 for part in (times.head(n), times.tail(-n)))
+        if not 0 < n <= one.height / _QUARTERS or not is_slow.head(n).all():
+            continue
+        if n > 1 or first > _WAITING * later:  # type: ignore[operator]
+            yield (
+                f"The slow requests are the first {n:,} of {one.height:,}: their time to first "
+                f"token is {format_ns(first)} (median), that of later ones {format_ns(later)}, as "
+                "if the engine still compiles or captures graphs: send requests to warm up first."
+            )
+
+
+def _paused(result: Requests) -> Iterator[str]:
+    """Say how many requests pause while others receive tokens."""
+    rows = result.answered.filter(pl.col("paused_ns") > 0, pl.col("preempted_ns").is_null())
+    if rows["paused_ns"].sum() <= _EQUAL * result.answered["e2e_ns"].sum():
+        return
+    least, most = (format_ns(ns) for ns in (rows["paused_ns"].min(), rows["paused_ns"].max()))
+    yield (
+        f"{rows.height:,} of {format_count(result.answered.height, 'request')} get no token for "
+        f"{least} to {most} while others do, as if preempted because the KV cache is full: give it "
+        "more memory (gpu_memory_utilization of vLLM, mem_fraction_static of SGLang), or allow "
+        "fewer requests at a time."
+    )
 
 
 def _full(result: Requests) -> Iterator[str]:
@@ -241,7 +292,7 @@ def _stalled(result: Requests) -> Iterator[str]:
 def _notes(result: Requests) -> Iterator[str]:
     """Describe what is not known, and statistics that differ from those of the log."""
     of_benchmark = result.answered.height == result.answered["queue_ns"].null_count() > 0
-    if of_benchmark and not any((*_full(result), *_queueing(result), *_stalled(result))):
+    if of_benchmark and not any(_explained(result)):
         yield (
             "A benchmark does not know what its requests wait for. Spans of the engine do: vllm "
             "serve --otlp-traces-endpoint URL, with a collector that writes JSON."
