@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import display
@@ -199,13 +200,13 @@ def _started(result: Requests) -> Iterator[str]:
     key = ["path", "run"]
     rows = result.answered.drop_nulls("start_ns").sort(*key, "start_ns", "row")
     for _, one in rows.group_by(key, maintain_order=True):
-        times = one["ttft_ns"]
-        is_slow = times > _GROWS * (times.median() or 0)
+        times = one["ttft_ns"].to_numpy()
+        is_slow = times > _GROWS * np.median(times)
         n = int(is_slow.sum())
-        first, later = (part.median() or 0.0 for part in (times.head(n), times.tail(-n)))
-        if not 0 < n <= one.height / _QUARTERS or not is_slow.head(n).all():
+        if not 0 < n <= one.height / _QUARTERS or not is_slow[:n].all():
             continue
-        if n > 1 or first > _WAITING * later:  # type: ignore[operator]
+        first, later = (float(np.median(part)) for part in (times[:n], times[n:]))
+        if n > 1 or first > _WAITING * later:
             yield (
                 f"The slow requests are the first {n:,} of {one.height:,}: their time to first "
                 f"token is {format_ns(first)} (median), that of later ones {format_ns(later)}, as "
@@ -216,9 +217,10 @@ def _started(result: Requests) -> Iterator[str]:
 def _paused(result: Requests) -> Iterator[str]:
     """Say how many requests pause while others receive tokens."""
     rows = result.answered.filter(pl.col("paused_ns") > 0, pl.col("preempted_ns").is_null())
-    if rows["paused_ns"].sum() <= _EQUAL * result.answered["e2e_ns"].sum():
+    paused = rows["paused_ns"].to_numpy()
+    if paused.sum() <= _EQUAL * np.nansum(result.answered["e2e_ns"].to_numpy()):
         return
-    least, most = (format_ns(ns) for ns in (rows["paused_ns"].min(), rows["paused_ns"].max()))
+    least, most = (format_ns(float(ns)) for ns in (paused.min(), paused.max()))
     yield (
         f"{rows.height:,} of {format_count(result.answered.height, 'request')} get no token for "
         f"{least} to {most} while others do, as if preempted because the KV cache is full: give it "
