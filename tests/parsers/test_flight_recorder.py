@@ -396,10 +396,68 @@ def test_text_of_ray_stack(tmp_path: Path) -> None:
         trace = ta.read(path)
         assert trace.meta.format == "py-spy-dump"
         assert [*trace.events["pid"]] == pids
-        assert trace.lanes["label"].drop_nulls().unique().to_list() == ["MainThread"]
+        assert trace.lanes.drop_nulls(["tid", "label"])["label"].unique().to_list() == [
+            "MainThread"
+        ]
+        processes = trace.lanes.filter(pl.col("tid").is_null())["label"].to_list()
+        assert processes == ["ray_worker"] * (len(pids) - 1 if pids[0] else 0)
         assert trace.issues.is_empty()
     path.write_text(main + "    " + "a (" * 500_000 + "\n")
     assert ta.read(path).issues["code"].to_list() == ["bad-line"]
+
+
+@pytest.mark.parametrize(
+    "begin",
+    ["", "Timeout (0:01:00)!\n", "Fatal Python error: Aborted\n\n", "Process 3 timed out:\n"],
+)
+def test_text_of_faulthandler(begin: str, tmp_path: Path) -> None:
+    path = tmp_path / "hang_rank3.txt"
+    path.write_text(
+        f"{begin}Current thread 0x00007ff3363ff700 [pt_autograd] (most recent call first):\n"
+        '  File "/a/threading.py", line 870 in run\n\n'
+        "Thread 0x00007f75a8023b80 (most recent call first):\n  <no Python frame>\n\n"
+        "Thread 0x00007ff406132180 (most recent call first):\n"
+        '  File "/a/site-packages/torch/distributed/distributed_c10d.py", line 2477 in barrier\n'
+        '  File "/a/my train.py", line 83 in train\n'
+        f'  File "<string>", line 1 in _main\n\nExtension modules: {"numpy, " * 1000}(total: 47)\n'
+    )
+    trace = ta.read(path)
+    assert (trace.meta.format, trace.meta.rank, trace.issues.height) == (PY_SPY_DUMP, 3, 0)
+    assert trace.events["tid"].to_list() == [0x7FF3363FF700, 0x7F75A8023B80, 0x7FF406132180]
+    found = _stacks(trace)
+    assert found["MainThread"] == ["barrier:2477", "train:83", "_main:1"]
+    assert found["pt_autograd"] == ["run:870"]
+    threads = ta.hang(path).to_polars("threads")
+    assert threads.select("rank", "call", "place").rows() == [
+        (3, "barrier", "train (my train.py:83)")
+    ]
+
+
+def test_several_processes_in_one_text(tmp_path: Path) -> None:
+    head = 'Process {}: {}\nPython v3.11.7 (/usr/bin/python3)\n\nThread {} (idle): "MainThread"\n'
+    path = tmp_path / "all.txt"
+    path.write_text(
+        "".join(
+            head.format(pid, command, pid) + f"    {frames}\n\n"
+            for pid, command, frames in (
+                (7, "python a.py --rank 4", "all_reduce (torch/distributed/distributed_c10d.py:9)"),
+                (8, "python a.py --rank=5", "fetch (a.py:3)"),
+                (9, "sglang::scheduler_TP3", "wait (a.py:4)"),
+                (10, "python a.py", "all_reduce (torch/distributed/distributed_c10d.py:9)"),
+                (11, "python a.py", "_worker_loop (worker.py:1)"),
+            )
+        )
+    )
+    trace = ta.read(path)
+    assert trace.meta.rank is None
+    assert trace.events["rank"].to_list() == [4, 5, None, None, None]
+    result = ta.hang(path)
+    assert (result.cause, result.culprits, result.waiting) == ("outside collectives", (5,), (4,))
+    who = result.to_polars("threads").select("who", "call").rows()
+    assert who == [
+        ("sglang::scheduler_TP3", None), ("process 10", "all_reduce"), ("rank 4", "all_reduce"),
+        ("rank 5", None),
+    ]  # fmt: skip
 
 
 def test_json_of_py_spy_dump(tmp_path: Path) -> None:

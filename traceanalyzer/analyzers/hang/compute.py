@@ -58,7 +58,7 @@ class Part:
             order (place among the calls of the rank), ended (it is unknown how), timed_out, bytes,
             place (line of own code), frames (the stack as text); in the order of the calls.
         groups: path, rank, group, description, ranks, last_enqueued.
-        threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
+        threads: path, process, rank, tid, thread, state, place, frames: stacks of py-spy.
     """
 
     dumps: pl.DataFrame
@@ -229,10 +229,10 @@ def _frame_text(name: str | None, file: str | None, line: int | None) -> str:
 
 
 def _threads(trace: Trace) -> pl.DataFrame:
-    """Return the stacks of ``py-spy dump``: path, rank, tid, thread, state, place, frames."""
+    """Return the stacks of ``py-spy dump`` or faulthandler; see :class:`Part`."""
     types = {
-        "path": pl.String, "rank": pl.Int32, "tid": pl.Int64, "thread": pl.String,
-        "state": pl.String, "place": pl.String, "frames": pl.String,
+        "path": pl.String, "process": pl.String, "rank": pl.Int32, "tid": pl.Int64,
+        "thread": pl.String, "state": pl.String, "place": pl.String, "frames": pl.String,
     }  # fmt: skip
     if all(source.format != PY_SPY_DUMP for source in trace.sources):
         return pl.DataFrame(schema=types)
@@ -240,8 +240,13 @@ def _threads(trace: Trace) -> pl.DataFrame:
     names = trace.lanes.select("pid", "tid", thread="label").unique(["pid", "tid"])
     rows = samples.join(names, on=["pid", "tid"], how="left", nulls_equal=True)
     rows = rows.join(_places(trace.stacks, samples["stack"]), on="stack", how="left")
+    commands = names.filter(pl.col("tid").is_null()).select("pid", command="thread")
+    rows = rows.join(commands, on="pid", how="left", maintain_order="left")
+    # programs that set their title: sglang::scheduler_TP3, VLLM::Worker_TP0
+    title = pl.col("command").str.extract(r"^([^\s/]*::\S*)")
+    process = pl.coalesce(title, pl.format("process {}", "pid"))
     return rows.select(
-        pl.lit(trace.meta.path).alias("path"), "rank", "tid", "thread",
+        pl.lit(trace.meta.path).alias("path"), process.alias("process"), "rank", "tid", "thread",
         pl.col("category").cast(pl.String).alias("state"), "place", "frames",
     )  # fmt: skip
 
@@ -342,7 +347,7 @@ def _with_rank(threads: pl.DataFrame, records: pl.DataFrame) -> pl.DataFrame:
     calls = records.select(tid="thread", of_thread="rank").drop_nulls().unique()
     callers = calls.filter(pl.col("tid").is_unique())
     joined = threads.join(callers, on="tid", how="left", maintain_order="left")
-    of_file = pl.col("of_thread").drop_nulls().first().over("path")
+    of_file = pl.col("of_thread").drop_nulls().first().over("path", "process")
     return joined.with_columns(rank=pl.coalesce("rank", of_file)).drop("of_thread")
 
 

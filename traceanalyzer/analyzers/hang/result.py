@@ -1,5 +1,6 @@
 """Result of the hang analysis: data, verdict, notes, tables and charts."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,19 +8,21 @@ from typing import Any, Self
 
 import polars as pl
 
-from traceanalyzer.analyzers.common.display import headings, listed, sentences, table_of_known
+from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
 from traceanalyzer.analyzers.hang import texts
 from traceanalyzer.analyzers.hang.matching import Groups, Matched
 from traceanalyzer.analyzers.hang.waiting import Found, Stuck
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import NS_PER_MS, format_count, format_ns, format_ranges
+from traceanalyzer.units import NS_PER_MS, format_count, format_first, format_ns, format_ranges
 
 #: A rank this much later than the median is reported in a run without a hang.
 LATE_NS = 100 * NS_PER_MS
 #: Ranks, collectives and groups of the drawing.
 _LANES, _BEFORE, _AFTER, _PANELS = 32, 24, 4, 4
+#: Most processes of unknown ranks in a sentence.
+_WHO = 4
 #: Causes in the verdict after the first.
 _MORE_CAUSES = 2
 
@@ -43,7 +46,8 @@ class Hang(Result):
         records: the records of all ranks.
         matched: the collectives, aligned by sequence number.
         stuck: operations that do not complete or differ, and the causes.
-        threads: path, rank, tid, thread, state, place, frames: stacks of py-spy.
+        threads: path, process, rank, tid, thread, state, place, frames: stacks of py-spy or
+            faulthandler.
         rank: the only rank in the tables of ranks and stacks, or None for all.
     """
 
@@ -96,7 +100,7 @@ class Hang(Result):
         collectives`` if the stacks of some ranks are in a collective and those of others are not.
         """
         if self.dumps.is_empty():
-            return "outside collectives" if self.culprits else "unknown"
+            return "outside collectives" if self._outside else "unknown"
         if self.stuck.is_deadlock:
             return "deadlock"
         if self.stuck.causes:
@@ -188,22 +192,41 @@ class Hang(Result):
     @cached_property
     def _stacks(self) -> pl.DataFrame:
         """The main threads, with the collective that they called (null: none) and who they are."""
+        # several processes of a rank are it and what it started, those of no rank count alone
+        process = pl.when(pl.col("rank").is_null()).then("process")
         rows = self.threads.filter(pl.col("thread") == "MainThread").unique(
-            "path", keep="first", maintain_order=True
+            ["path", "rank", process], keep="first", maintain_order=True
         )
+        helps = rows["frames"].str.contains(_HELPERS).fill_null(value=False)
+        rows = rows if helps.all() else rows.filter(~helps)
         file = pl.col("path").str.extract("([^/]*)$")
+        alone = pl.when(pl.col("process").n_unique().over("path") > 1).then("process")
         return rows.with_columns(
             call=pl.col("frames").str.extract_all(_COLLECTIVE).list.last().str.extract(r"^(\S+)"),
-            who=pl.coalesce(pl.format("rank {}", "rank"), file),
-        ).sort("rank", "path")
+            who=pl.coalesce(pl.format("rank {}", "rank"), alone, file),
+        ).sort("rank", "path", maintain_order=True)
+
+    @property
+    def _outside(self) -> str:
+        """Who is in no collective while others are, without dumps; empty if all or none are."""
+        outside = self._stacks.filter(pl.col("call").is_null())
+        if outside.height in (0, self._stacks.height):
+            return ""
+        if self.culprits:
+            return texts.rank_list(self.culprits)
+        return format_first(outside["who"].to_list(), _WHO)
 
     def _where_stacks_are(self) -> str:
         """Say what the main threads do, those outside collectives first."""
         rows = self._stacks.group_by("call", "place", maintain_order=True).agg("rank", "who")
         parts = []
-        for call, place, ranks, who in rows.sort("call", "place", nulls_last=False).iter_rows():
-            names = listed(who[:_LANES]) if None in ranks else texts.rank_list(ranks)
-            subject = names if None in ranks else f"{names[0].upper()}{names[1:]}"
+        calls = (
+            pl.col("call"),
+            pl.when(pl.col("call").is_null().all()).then(-pl.col("who").list.len().cast(pl.Int64)),
+        )
+        for call, place, ranks, who in rows.sort(*calls, "place", nulls_last=False).iter_rows():
+            names = format_first(who, _WHO) if None in ranks else texts.rank_list(ranks)
+            subject = re.sub("^(?:rank|process)", lambda word: word[0].capitalize(), names)
             begin = f"{subject} {'is' if len(who) == 1 else 'are'} in"
             parts.append(f"{begin} {call}, called at {place}." if call else f"{begin} {place}.")
         many = len(parts) - _LANES
@@ -214,8 +237,8 @@ class Hang(Result):
     def advice(self) -> str:
         """What to try about the first cause; for a missing rank the code where it went wrong."""
         if self.dumps.is_empty():
-            ranks = texts.rank_list(self.culprits) if self.culprits else ""
-            return texts.ADVICE["stacks"].format(ranks) if ranks else texts.ADVICE["only stacks"]
+            known = texts.ADVICE["stacks"].format(self._outside)
+            return known if self._outside else texts.ADVICE["only stacks"]
         first = next(iter(self.stuck.causes), None)
         if self.stuck.is_deadlock and (odd := texts.odd_one(self.stuck.cycle)):
             rank = odd.missing[0]
@@ -636,5 +659,9 @@ _COLLECTIVES = headings(
 )
 _THREADS = headings("rank, thread, state, place: line, frames: stack")
 _MAIN = headings("who: process, call: collective, place: line, state")
+#: Frames of processes that help the ranks: torchrun, workers of loaders, resource tracker.
+_HELPERS = (
+    r"(?m)^(?:_invoke_run \(api|_worker_loop \(worker|main \((?:resource_tracker|forkserver))\.py"
+)
 #: Frames of functions that call a collective.
 _COLLECTIVE = r"(?m)^\S+ \(_?(?:distributed_c10d|functional_collectives)\.py"
