@@ -105,7 +105,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     issues = [("data_loss", "bad-line", bad, None), *source.issues]
     wanted = selection.kinds is None or bool(selection.kinds & {"sample", "lane"})
     meta = Meta(path=source.path, format=PY_SPY_DUMP, rank=rank, weight_unit="samples")
-    ranks = [of_process.get(one.pid) if rank is None else rank for one in threads]
+    ranks = [of_process.get(one.pid or -1) if rank is None else rank for one in threads]
     tables = _tables(threads, commands, ranks) if wanted else {}
     return Trace(sources=(meta,), issues=issue_rows(issues, rank), **tables)
 
