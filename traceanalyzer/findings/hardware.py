@@ -183,7 +183,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
 
 @rule(
     "comm_outliers",
-    "all kernels of one rank, or of several, slower than the same kernels on the other ranks",
+    "all kernels of some ranks slower than on the other ranks",
     f"time above that of the other ranks, {OF_STEP}",
     {"warning": 0.05, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
