@@ -1,4 +1,4 @@
-"""Apply single rules of ``diagnose``; diagnose files once for all tests."""
+"""Apply single rules of ``diagnose``, to what they use; diagnose files once for all tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ from functools import cache
 from pathlib import Path
 
 import traceanalyzer as ta
-from traceanalyzer.findings.judge import RULES
+from traceanalyzer.analyzers.registry import REPLAY
+from traceanalyzer.findings.judge import RULES, analyses, judge
 from traceanalyzer.findings.rule import Answers, Measured
 from traceanalyzer.result import Result
 from traceanalyzer.run.loop import examine
+from traceanalyzer.trace import Trace
 
 BY_ID = {rule.id: rule for rule in RULES}
+#: Analyses that the time and the program of all rules are taken from.
+_COMMON = {"gpu_idle", "comm_outliers", "kernels", "info", "steps"}
+
+
+def judged(rule: str, *recordings: Trace | Path) -> list[Measured]:
+    """Return all measurements of a rule on recordings, of which only what it uses is measured."""
+    names = (_COMMON | analyses([BY_ID[rule]])) - {REPLAY}
+    examined = examine(recordings, names, use="findings")
+    return list(BY_ID[rule].judge(Answers(dict(examined.results))))
+
+
+def finding(rule: str, *recordings: Trace) -> ta.Finding:
+    """Return the only finding of a rule that is applied alone."""
+    rules = [BY_ID[rule]]
+    examined = examine(recordings, _COMMON | analyses(rules), use="findings")
+    (one,) = judge(examined, rules).findings
+    return one
 
 
 def measurements(rule: str, result: Result, **others: Result) -> list[Measured]:

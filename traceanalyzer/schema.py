@@ -157,10 +157,10 @@ def check_columns(name: str, frame: pl.DataFrame) -> list[str]:
             wrong.append(f"{name}.{column.name}: null {series.null_count()} times")
         elif series.dtype == pl.Float64 and not series.is_finite().all():
             wrong.append(f"{name}.{column.name}: not a finite number")
-    if wrong:
+    if wrong or frame.is_empty():
         return wrong
-    far = {c: frame.select(beyond(name, c).any()) for c in bounded_columns(name)}
-    return [f"{name}.{column}: value out of range" for column in far if far[column].item()]
+    far = frame.select(beyond(name, c).any().alias(c) for c in bounded_columns(name))
+    return [f"{name}.{column.name}: value out of range" for column in far if column.any()]
 
 
 def _check_rows(frames: Mapping[str, pl.DataFrame]) -> Iterator[str]:

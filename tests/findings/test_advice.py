@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import GEMM, US, device, host, step, trace
+from diagnosing import finding
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of
@@ -52,6 +53,11 @@ def loop(between: Callable[[int], Rows], n: int = 30, gap: int = 500) -> Trace:
 
 
 def first(recording: Trace, rule: str) -> Finding:
+    return finding(rule, recording)
+
+
+def root(recording: Trace, rule: str) -> Finding:
+    """Return the finding of a rule with its effects, of which other rules have findings."""
     (one,) = (one for one in ta.diagnose(recording).findings if one.id == rule)
     return one
 
@@ -245,7 +251,7 @@ def test_a_call_that_cudf_leaves_to_pandas_is_one_finding_with_its_copies() -> N
               for copy, after in copies),
         ]  # fmt: skip
 
-    one = first(loop(between), "host-code")
+    one = root(loop(between), "host-code")
     assert "DataFrame.apply" in one.title
     assert [effect.id for effect in one.effects] == ["exposed-copies"]
     assert one.cost_ns is not None
@@ -294,7 +300,7 @@ def test_a_plan_in_each_iteration_is_one_finding(*, unloads: bool) -> None:
               for name, begin, us in calls if unloads or name != "cuModuleUnload"),
         ]  # fmt: skip
 
-    one = first(loop(between), "module-loading")
+    one = root(loop(between), "module-loading")
     effects = {"host-code", "memory-management"} if unloads else set()
     assert {effect.id for effect in one.effects} == effects
     assert ("in propagate" in one.title) == ("cuFFT" in one.advice and unloads)
@@ -330,7 +336,7 @@ def test_operators_that_the_gpu_lacks_are_one_finding() -> None:
             ]
         return rows
 
-    one = first(loop(between), "exposed-copies")
+    one = root(loop(between), "exposed-copies")
     assert f"The GPU has no kernel of {name}" in one.advice
     assert "device to host" in one.title
     assert [effect.id for effect in one.effects] == ["host-code"]
@@ -351,7 +357,7 @@ def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
             host("cpu_op", operator, (at + 138) * US, 180 * US),
         ]  # fmt: skip
 
-    one = first(loop(between), "exposed-copies")
+    one = root(loop(between), "exposed-copies")
     assert ("offload_optimizer" in one.advice) == on_cpu
     assert ("aten::flip runs on the CPU" in one.advice) != on_cpu
     # what the CPU computes on the copies has the same cause

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from comm_traces import ALL_REDUCE, MS, device, host, step, trace
-from diagnosing import BY_ID
+from diagnosing import judged
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.findings.rule import Answers, Measured
-from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Device, Trace
 
 KERNELS = {"gemm": 4 * MS, "softmax": 2 * MS, "layer_norm": MS, "multi_tensor_apply": MS}
@@ -53,10 +51,6 @@ def _lengths(rank: int, number: int, factor: Factor) -> list[int]:
     return [round(ns * factor(rank, number, name)) for name, ns in KERNELS.items()]
 
 
-def judged(rule: str, traces: list[Trace]) -> list[Measured]:
-    return list(BY_ID[rule].judge(Answers(dict(examine(traces).results))))
-
-
 def throttled(last: int, kernels: tuple[str, ...] = tuple(KERNELS)) -> list[Trace]:
     """Return a trace of one GPU with kernels twice as long in the last steps."""
     return job(lambda _r, n, name: 2 if n >= 5 - last and name in kernels else 1, ranks=1)
@@ -65,7 +59,7 @@ def throttled(last: int, kernels: tuple[str, ...] = tuple(KERNELS)) -> list[Trac
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
-    (one,) = judged("throttled-steps", throttled(last))
+    (one,) = judged("throttled-steps", *throttled(last))
     assert one.total_ns == last * 8 * MS
     assert all(f"ProfilerStep#{5 - n}" in one.title for n in range(1, last + 1))
     check_wording(one.title, *one.evidence)
@@ -80,13 +74,13 @@ def test_one_throttling_is_one_finding() -> None:
 def test_slow_kernels_of_warm_up_are_in_no_step_that_counts() -> None:
     trace = job(lambda _r, n, _k: 3 if n == 0 else 1, ranks=1)
     assert ta.steps(trace).ranks["warm_up"].to_list() == [1]
-    assert not judged("throttled-steps", trace)
+    assert not judged("throttled-steps", *trace)
 
 
 @pytest.mark.matrix
 def test_some_longer_kernels_are_not_throttling() -> None:
-    assert not judged("throttled-steps", throttled(2, ("gemm",)))
-    assert not judged("throttled-steps", throttled(0))
+    assert not judged("throttled-steps", *throttled(2, ("gemm",)))
+    assert not judged("throttled-steps", *throttled(0))
 
 
 @pytest.mark.sample(2)
@@ -105,7 +99,7 @@ def test_all_steps_are_slower_than_work_launched_before_the_recording(factor: fl
                 events.append({**host("cuda_runtime", "cudaLaunchKernel", 0, 0), **call})
             events.append(device(name, at, length, correlation=correlation))
             at += length
-    found = judged("throttled-steps", [trace(events)])
+    found = judged("throttled-steps", *[trace(events)])
     assert [one.step for one in found] == ["ProfilerStep#2"] * (factor > 1)
     assert all("outside the steps" in one.title for one in found)
 
@@ -117,14 +111,14 @@ def test_slow_gpu_without_matching_collectives() -> None:
     alone = [trace([e for e in one.events.to_dicts() if e["name"] != ALL_REDUCE] + [
         device(f"{ALL_REDUCE[:-1]}{rank})", 0, 1_000, stream=20)], rank, world_size=4)
         for rank, one in enumerate(traces)]  # fmt: skip
-    (one,) = judged("slow-gpu", alone)
+    (one,) = judged("slow-gpu", *alone)
     assert one.rank == 2
     assert one.total_ns == 4 * 5 * 4 * MS
 
 
 def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
-    assert not judged("slow-gpu", traces)
+    assert not judged("slow-gpu", *traces)
     assert ta.diagnose(traces).findings[0].id == "straggler"
 
 
@@ -140,11 +134,11 @@ def test_slow_gpus_of_several_ranks_are_one_finding(n_ranks: int, slow: tuple[in
 def test_unequal_work_of_another_rank_in_each_step() -> None:
     """Rank n has longer products in step n; in the last step no rank has."""
     traces = job(lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1)
-    (one,) = judged("unequal-work", traces)
+    (one,) = judged("unequal-work", *traces)
     assert one.total_ns == 4 * 3 * 2 * MS
     assert one.rank is None
     check_wording(one.title, *one.evidence)
-    assert not judged("unequal-work", job(lambda r, _n, _k: 1.5 if r == 2 else 1))
+    assert not judged("unequal-work", *job(lambda r, _n, _k: 1.5 if r == 2 else 1))
 
 
 def test_unequal_work_of_several_ranks_is_balanced_over_all() -> None:
@@ -163,8 +157,8 @@ def test_unequal_work_of_several_ranks_is_balanced_over_all() -> None:
 
 def test_unequal_work_and_a_straggler_of_another_cause() -> None:
     traces = job(lambda rank, _n, k: 1 + rank if k == "gemm" else 1, pause_ns=99 * MS)
-    assert [one.rank for one in judged("straggler", traces)] == [1]
-    (one,) = judged("unequal-work", traces)
+    assert [one.rank for one in judged("straggler", *traces)] == [1]
+    (one,) = judged("unequal-work", *traces)
     assert one.ranks == (2, 3)
     assert "rank 1" not in one.evidence[0]
 
@@ -173,9 +167,9 @@ def test_unequal_work_in_each_step_and_an_idle_rank() -> None:
     """Rank 1 is idle in one step: the unequal work of the others remains a finding."""
     factor: Factor = lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1  # noqa: E731
     traces = job(factor, pause_ns=40 * MS)
-    (straggler,) = judged("straggler", traces)
+    (straggler,) = judged("straggler", *traces)
     assert (straggler.rank, max(straggler.explained)) == (1, "unknown-idleness")
-    (one,) = judged("unequal-work", traces)
+    (one,) = judged("unequal-work", *traces)
     assert one.total_ns == 4 * 3 * 2 * MS
 
 
@@ -192,7 +186,7 @@ def test_slow_small_collective_is_on_a_slow_link() -> None:
         )
         for rank in range(2)
     ]  # fmt: skip
-    (one,) = judged("slow-link", traces)
+    (one,) = judged("slow-link", *traces)
     assert one.total_ns == pytest.approx(2 * 6 * 5 * MS, rel=0.01)
     check_wording(one.title)
 

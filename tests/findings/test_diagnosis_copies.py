@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import GEMM, MS, US, device, host, step, trace
+from diagnosing import finding
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -33,7 +34,7 @@ def exposed_copies(*lengths: tuple[str, int], extra: str = "") -> ta.Finding:
     if extra:
         meta = replace(recorded.meta, format="chrome-trace", extra=extra)
         recorded = replace(recorded, sources=(meta,))
-    (one,) = (one for one in ta.diagnose(recorded).findings if one.id == "exposed-copies")
+    one = finding("exposed-copies", recorded)
     check_wording(one.title, one.advice)
     return one
 
@@ -82,7 +83,7 @@ def test_fast_copies_of_unknown_memory_need_no_pinned_memory(gbps: int, *, pinne
     copy = {"kind": "gpu_memcpy", "bytes": 5 * MS * gbps}
     events = [device("gemm", 0, 10 * MS), device("Memcpy DtoH (Device -> Host)", 11 * MS, 5 * MS,
                                                  **copy)]  # fmt: skip
-    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    one = finding("exposed-copies", trace(events))
     assert ("several times as fast" in one.advice) == pinned
 
 
@@ -133,7 +134,7 @@ def test_migrations_are_not_in_the_cost_of_other_copies() -> None:
     events = [device("gemm", 0, 10 * MS)]
     for at, name in zip((10, 16), names, strict=True):
         events.append(device(name, at * MS, 4 * MS, kind="gpu_memcpy", bytes=1 << 20))
-    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    one = finding("exposed-copies", trace(events))
     assert one.cost_ns == 4 * MS
 
 
@@ -166,7 +167,7 @@ def test_weights_of_a_recurrent_layer_are_copied_in_each_call() -> None:
             device(NAMES["DtoD"], at + 20 * US, 4 * MS, kind="gpu_memcpy", correlation=number),
             device("gemm", at + 5 * MS, 4 * MS),
         ]
-    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
+    one = finding("exposed-copies", trace(events))
     assert "flatten_parameters()" in one.advice
     assert "contiguous" not in one.advice
 
@@ -194,8 +195,7 @@ def there_and_back(
             work = device(NAMES[name].replace("Pageable", memory) if name else "gemm", at, ms * MS)
             events.append(work | ({"kind": "gpu_memcpy", "bytes": size} if name else {}))
             at += ms * MS
-    (one,) = (one for one in ta.diagnose(trace(events)).findings if one.id == "exposed-copies")
-    return one
+    return finding("exposed-copies", trace(events))
 
 
 @pytest.mark.sample(2)

@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import MS, US, device, host, step, trace
-from diagnosing import BY_ID
+from diagnosing import BY_ID, judged
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -21,17 +21,13 @@ from traceanalyzer.analyzers.steps.slow_steps import FORWARD_ONLY
 from traceanalyzer.findings import steps as step_rules
 from traceanalyzer.findings.device_time import REPEATED
 from traceanalyzer.findings.program import Program
-from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.findings.rule import Answers
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 Event = dict[str, Any]
 MIB = 1 << 20
 NODE = "autograd::engine::evaluate_function: MmBackward0"
-
-
-def judged(rule: str, traced: Trace) -> list[Measured]:
-    return list(BY_ID[rule].judge(Answers(dict(examine([traced]).results))))
 
 
 def steps(extra: dict[int, Sequence[Event]], gap: int = 0) -> Trace:
@@ -106,7 +102,8 @@ def of_jax(*took: int, compiles: Callable[[int], bool]) -> Trace:
 def test_jax_that_compiles_before_its_steps() -> None:
     """Compilation in warm-up explains no other step; nested slices of one name count once."""
     compiling = of_jax(500, 10, 10, 10, 40, 10, compiles=lambda number: number == 0)
-    answers = Answers(dict(examine([compiling]).results))
+    names = ["steps", "info", "gpu_idle"]
+    answers = Answers(dict(examine([compiling], names, use="findings").results))
     assert answers.program.xla
     (one,) = BY_ID["uneven-steps"].judge(answers)
     assert "compilation" not in one.title
@@ -229,7 +226,7 @@ def test_matrix_products_in_double_precision(tmp_path: Path, types: str, found: 
         events.append(chrome("cpu_op", "aten::mm", at, 20, args=inputs))
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 1}))
-    results = dict(examine(path).results)
+    results = dict(examine(path, use="findings").results)
     measured = list(BY_ID["double-products"].judge(Answers(results)))
     assert len(measured) == found
     for one in measured:
@@ -385,7 +382,8 @@ def test_sleeps_between_steps_may_be_those_of_a_timer() -> None:
 
 def test_idle_time_of_a_step_ends_with_it() -> None:
     """The device is idle from the kernels of a step to those of the next one, 4 + 5 ms later."""
-    time = Answers(dict(examine([steps({}, gap=5 * MS)]).results)).time
+    examined = examine([steps({}, gap=5 * MS)], ["gpu_idle"], use="findings")
+    time = Answers(dict(examined.results)).time
     idle = time.losses.filter(pl.col("end") - pl.col("start") > 3 * MS)
     assert idle["step"].to_list() == [f"ProfilerStep#{n}" for n in range(6)]
     assert (idle["end"] - idle["start"] == idle["lost_ns"]).all()
@@ -404,7 +402,7 @@ def test_time_between_steps_costs_more_than_a_step_if_it_is_longer(gap: int) -> 
 def rows_of_slow_steps(extra: dict[int, Sequence[Event]], *usual: Event) -> list[tuple[Any, ...]]:
     """Return name, time and usual time of what explains the slow steps."""
     traced = trace([*steps(extra).events.to_dicts(), *usual])
-    result = examine([traced]).results["steps"]
+    result = examine([traced], ["steps"], use="findings").results["steps"]
     assert isinstance(result, Steps)
     assert result.only_slow is not None
     return result.only_slow.select("name", "total_ns", "usual_ns").rows()

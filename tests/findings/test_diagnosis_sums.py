@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
-from diagnosing import diagnosis
+from diagnosing import diagnosis, finding
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -202,7 +202,7 @@ def test_advice_on_small_collectives_fits_what_issues_them(
             rows.append(host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=len(rows)))
             rows.append(device(kernel, begin + MS + i * 20 * US, 18 * US, **ids, **about))
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
-    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    one = finding("exposed-communication", *traces)
     assert part in one.advice
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
 
@@ -226,7 +226,7 @@ def test_advice_fits_the_most_exposed_collectives_among_others() -> None:
             named = {} if kernel == "gemm" else {**about, "seq": len(rows)}
             rows.append(device(kernel, begin + at, ns, **ids, **named))
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
-    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    one = finding("exposed-communication", *traces)
     assert "broadcast_buffers=False" in one.advice
 
 
@@ -254,7 +254,7 @@ def test_the_collective_with_the_most_exposed_time_decides(
             out = {"elements_in": 1 << 23, "elements_out": 1 << 24} if name == GATHER else {}
             rows.append(device(name, begin + at * MS, ms * MS, seq=len(rows), **about | out))
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
-    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    one = finding("exposed-communication", *traces)
     assert most in one.evidence[0]
     assert ("fully_shard for each block" in one.advice) == wrap
 
@@ -370,7 +370,7 @@ def test_a_sum_much_larger_than_the_buckets_is_one_parameter(times: int, part: s
             rows.append(host("cuda_runtime", "cudaLaunchKernel", at + place * US, US // 2, **ids))
             rows.append(device(name, at + start + 10 * US, dur, **ids, **more))
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
-    (one,) = (f for f in ta.diagnose(traces).findings if f.id == "exposed-communication")
+    one = finding("exposed-communication", *traces)
     assert part in one.advice
     assert bool(one.gain_frac) == (times == 16)  # fewer bytes shorten the last one, too
 

@@ -9,11 +9,11 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
-from diagnosing import BY_ID
+from diagnosing import BY_ID, judged
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.findings.rule import Answers, Measured
+from traceanalyzer.findings.rule import Answers
 from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
@@ -21,11 +21,6 @@ ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor
 FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<AdamFunctor>()"
 AUTOGRAD = 2
 _numbers = iter(range(1 << 30))
-
-
-def judged(rule: str, *traces: Trace) -> list[Measured]:
-    results = dict(examine(list(traces)).results)
-    return list(BY_ID[rule].judge(Answers(results)))
 
 
 def launch(name: str, at: int, ns: int, *, tid: int = 1, **more: Any) -> Iterator[dict[str, Any]]:

@@ -8,24 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from comm_traces import MS, US, device, host, step, trace
-from diagnosing import BY_ID
+from diagnosing import judged
 from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.waits import DEVICE, RANKS, wait_of
 from traceanalyzer.analyzers.memory.growth import _is_regular
-from traceanalyzer.findings.rule import Answers, Measured
-from traceanalyzer.run.loop import examine
 from traceanalyzer.trace import Trace
 
 GATHER = "void at::native::index_elementwise_kernel<128, 4>()"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >()"
 _numbers = iter(range(1 << 30))
 _Events = list[dict[str, Any]]
-
-
-def judged(rule: str, *traces: Trace) -> list[Measured]:
-    return list(BY_ID[rule].judge(Answers(dict(examine(traces).results))))
 
 
 # --- loops -----------------------------------------------------------------------------------

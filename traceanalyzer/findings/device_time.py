@@ -140,7 +140,7 @@ class DeviceTime(Basis):
         """Return wait time for one rank, for all causes of its delay (not of the schedule)."""
         return self.losses.filter("waited", pl.col("root_rank") == rank)
 
-    @property
+    @cached_property
     def busy(self) -> pl.DataFrame:
         """The time of each device without idle and wait time: path, rank, device, busy_ns."""
         whole = self.windows.group_by(DEVICE).agg(ns=_LENGTH.sum())

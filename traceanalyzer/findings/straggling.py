@@ -66,7 +66,7 @@ from traceanalyzer.findings.rule import (
     within,
     without_others,
 )
-from traceanalyzer.result import Confidence
+from traceanalyzer.result import Confidence, memoized
 from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges, format_ratio
 from traceanalyzer.vocabulary import LAUNCH
 
@@ -442,8 +442,13 @@ def _works_longer(by_cause: Mapping[str, int]) -> bool:
 
 
 def _difference(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Difference | None:
-    kernels = answers.of(Kernels)
-    if not _works_longer(by_cause) or kernels is None or kernels.by_step is None:
+    return _of_kernels(answers, rank) if _works_longer(by_cause) else None
+
+
+@memoized
+def _of_kernels(answers: Answers, rank: int) -> Difference | None:
+    """Return how the kernels of a rank differ from those of the others."""
+    if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
         return None
     if rank in kernels.by_step["rank"] or (comm := answers.of(CommOutliers)) is None:
         return compare(kernels.by_step, "rank", rank, "on the other ranks")

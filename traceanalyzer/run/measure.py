@@ -18,8 +18,8 @@ from traceanalyzer.machine import cores, free_memory
 from traceanalyzer.run.find import is_summary
 from traceanalyzer.run.pieces import Opened, OpenedInputs, State, bytes_of
 from traceanalyzer.run.questions import Questions
-from traceanalyzer.run.read import ranks_apart, report_read
-from traceanalyzer.trace import Meta, Trace
+from traceanalyzer.run.read import Issues, ranks_apart, report_read
+from traceanalyzer.trace import Trace
 
 if TYPE_CHECKING:
     from traceanalyzer.run.workers import Ended
@@ -38,7 +38,6 @@ _INFLATED = {".gz": 10, ".zst": 10, ".zip": 10}
 
 #: Ranks of a file; None for all.
 _Ranks = frozenset[int] | None
-_Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
 def measure_all(opened: OpenedInputs, questions: Questions) -> None:
@@ -215,10 +214,10 @@ def _size_class(item: Trace | str) -> Literal["small", "large", "unknown"]:
     return "small" if size <= _SMALL_BYTES else "large"
 
 
-def _measured_apart(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questions, _Issues]:
+def _measured_apart(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questions, Issues]:
     """Run a task in a worker; return what was found and measured, and the issues of its files."""
     opened, questions = task
-    issues: _Issues = []
+    issues: Issues = []
     how = opened.how
     opened.how = replace(how, on_trace=lambda trace: issues.append((trace.sources, trace.issues)))
     several: Iterable[Opened] = list(opened)
@@ -233,7 +232,7 @@ def _measured_apart(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questi
     return opened.state, questions, issues
 
 
-def _measured_on_host(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questions, _Issues]:
+def _measured_on_host(task: tuple[OpenedInputs, Questions]) -> tuple[State, Questions, Issues]:
     """Run a task on a worker that may be another machine, without the files it cannot see."""
     from traceanalyzer.run.workers import unseen
 

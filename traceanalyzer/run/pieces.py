@@ -22,12 +22,12 @@ import polars as pl
 from traceanalyzer import errors
 from traceanalyzer.analyzers.base import Needs, Reading, Skipped
 from traceanalyzer.errors import InputError, MalformedInput, MissingData, OptionError
+from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.parsers.source import size_of
 from traceanalyzer.run import ranks
 from traceanalyzer.run.find import each, ranks_of_series
 from traceanalyzer.run.ranks import Repeats
 from traceanalyzer.run.read import (
-    Progress,
     Start,
     in_files,
     is_of_composer,

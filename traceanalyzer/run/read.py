@@ -25,15 +25,13 @@ from traceanalyzer.errors import (
 from traceanalyzer.machine import give_back, return_large
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.chrome_trace.producers import ONE_CLOCK, TORCH_START
-from traceanalyzer.parsers.contract import Format, Selection, bounded
+from traceanalyzer.parsers.contract import Format, Progress, Selection, bounded
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.tables import spilled, unload
 from traceanalyzer.trace import Meta, PathLike, Trace
 from traceanalyzer.units import one_of
 from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
 
-#: Called with (bytes read, total bytes) while a file is read.
-Progress = Callable[[int, int], None]
 _LAST = (1 << 63) - 1
 T = TypeVar("T")
 #: Ranks of files of at least this size are read apart.
@@ -250,6 +248,10 @@ def with_assumed_rank(trace: Trace, rank: int) -> Trace:
     return trace.with_rank(rank)
 
 
+#: Sources and issues of each file that was read elsewhere.
+Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
+
+
 class OfAllFiles:
     """Progress of files that are read one after another, of their bytes together."""
 
@@ -266,7 +268,7 @@ class OfAllFiles:
 
 def report_read(
     sizes: Iterable[int],
-    issues: Iterable[tuple[tuple[Meta, ...], pl.DataFrame]],
+    issues: Issues,
     progress: Progress | None,
     on_trace: Callable[[Trace], None] | None,
 ) -> None:

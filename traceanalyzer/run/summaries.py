@@ -15,7 +15,7 @@ from traceanalyzer.errors import InputError, MalformedInput, MissingData, Option
 from traceanalyzer.run.parts import AGAIN, Summary
 from traceanalyzer.run.pieces import OpenedInputs, State
 from traceanalyzer.run.questions import Questions
-from traceanalyzer.run.read import report_read
+from traceanalyzer.run.read import Issues, report_read
 from traceanalyzer.schema import CONTEXT_SUFFIX, MAX_RANKS, check, check_columns
 from traceanalyzer.trace import Meta, Trace, in_spans
 from traceanalyzer.units import format_ranges, natural
@@ -29,9 +29,6 @@ _NEED_EVENTS = {
     "since_ns": "--since",
     "until_ns": "--until",
 }
-
-
-Issues = list[tuple[tuple[Meta, ...], pl.DataFrame]]
 
 
 def join_summaries(opened: OpenedInputs, questions: Questions, paths: Sequence[str]) -> None:

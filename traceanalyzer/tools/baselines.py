@@ -16,12 +16,12 @@ from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import runs
 from traceanalyzer.analyzers.diff.compute import DIFF
 from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run import baselines
 from traceanalyzer.run.baselines import PARTS_SCHEMA, Facts, SavedRun
 from traceanalyzer.run.find import InputList, each, is_summary
 from traceanalyzer.run.loop import collect, guarded
-from traceanalyzer.run.read import Progress
 from traceanalyzer.run.summaries import context_path
 from traceanalyzer.tools.summarize import summarize
 from traceanalyzer.trace import Inputs, Trace

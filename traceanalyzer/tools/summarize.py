@@ -29,15 +29,15 @@ from traceanalyzer.errors import (
     UnreadableFile,
 )
 from traceanalyzer.machine import give_back
-from traceanalyzer.parsers.contract import Selection
+from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.run.baselines import PARTS_SCHEMA
 from traceanalyzer.run.find import InputList, each, is_summary
 from traceanalyzer.run.loop import InputReader
 from traceanalyzer.run.parts import Header, Summary, Writer
 from traceanalyzer.run.pieces import DependsOnOthersError, How, OpenedInputs, State, read_needed
 from traceanalyzer.run.questions import Questions
-from traceanalyzer.run.read import Progress, read, report_read
-from traceanalyzer.run.summaries import Issues, context_path
+from traceanalyzer.run.read import Issues, read, report_read
+from traceanalyzer.run.summaries import context_path
 from traceanalyzer.schema import INPUTS
 from traceanalyzer.trace import Inputs, PathLike, Trace, in_spans
 from traceanalyzer.units import format_count

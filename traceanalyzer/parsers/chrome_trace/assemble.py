@@ -62,7 +62,7 @@ class Assembler:
         self.of = collected
         self.selection = selection
         self.rank = rank
-        self.kept: Callable[[T], T] = _in_file if collected.in_files else _same
+        self.kept: Callable[[T], T] = _in_file if collected.in_files else lambda value: value
         self.paired, self.pairs = paired_columns(collected)
         for code, count in self.paired.issues.items():
             collected.issues.note(code, -1, count)
@@ -458,10 +458,6 @@ def _in_file(value: T) -> T:
     moved = spilled(value)
     unload()
     return moved
-
-
-def _same(value: T) -> T:
-    return value
 
 
 def _constant(value: int | None, height: int, dtype: Any) -> pl.Series:

@@ -13,12 +13,13 @@ from time import monotonic
 from typing import Any
 
 from traceanalyzer.errors import OptionError, TraceAnalyzerError
+from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.render.data import as_json
 from traceanalyzer.render.pieces import resource
 from traceanalyzer.render.text import shorten, visible
 from traceanalyzer.result import SCHEMA_VERSION, Result
 from traceanalyzer.run.read import OfAllFiles
-from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, ROWS, Progress, Roots, Schema, tools
+from traceanalyzer.tools.mcp.tools import MOST_ROWS, PAGE, ROWS, Roots, Schema, tools
 
 #: Most characters of an answer, and of a text in it.
 MOST_CHARACTERS, MOST_TEXT = 100_000, 2_000

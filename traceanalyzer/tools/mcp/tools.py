@@ -21,6 +21,7 @@ from traceanalyzer import schema
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Option
 from traceanalyzer.errors import OptionError, UnreadableFile
+from traceanalyzer.parsers.contract import Progress
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.tools.query import columns_of
 from traceanalyzer.units import format_count, parse_bytes, parse_ns
@@ -123,8 +124,6 @@ _NUMBERS = {"int": "integer", "float": "number"}
 _OF_A_RUN = ("inputs", "runs")
 
 Schema = dict[str, Any]
-#: Called with bytes done and total bytes of all files.
-Progress = Callable[[int, int], None]
 
 
 def _text(description: str) -> Schema:
