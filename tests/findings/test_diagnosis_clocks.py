@@ -125,9 +125,9 @@ def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
 @pytest.mark.parametrize(("n_ranks", "slow"), [(8, (4, 5, 6, 7)), (6, (1, 4)), (8, ())])
 def test_slow_gpus_of_several_ranks_are_one_finding(n_ranks: int, slow: tuple[int, ...]) -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank in slow else 1, n_ranks)
-    assert [one.ranks for one in judged("slow-gpu", traces)] == [slow] * bool(slow)
-    assert not judged("straggler", traces)
-    assert not judged("unequal-work", traces)
+    assert [one.ranks for one in judged("slow-gpu", *traces)] == [slow] * bool(slow)
+    assert not judged("straggler", *traces)
+    assert not judged("unequal-work", *traces)
 
 
 @pytest.mark.matrix
