@@ -293,7 +293,8 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     remedy = _exposing(result, answers, int(rest["lost_ns"].sum()), waits=not waited_ns)
     unmatched = remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"])  # they wait for partners
     most = _most_gain(remedy, total, answers, has_slow_link=slow.filter(cause=LINK).height > 0)
-    is_fewer = remedy.startswith(_FEWER)
+    small = (by_time := _by_exposed_time(answers)) is not None and small_collectives(by_time)
+    is_fewer = remedy.startswith(_FEWER) or bool(small)
     if pair := _slow_pair(comm) if comm is not None and remedy == _TEXTS["pairs"] else None:
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
     where = _where(answers)
