@@ -6,12 +6,8 @@ import polars as pl
 import pytest
 from hypothesis import given, strategies as st
 
-from traceanalyzer.analyzers.kernels.training import (
-    ATTENTION,
-    ONE_BY_ONE,
-    SCHEMA,
-    fusible_ns,
-)
+from traceanalyzer.analyzers.kernels.compute import fusible_ns
+from traceanalyzer.analyzers.kernels.training import ATTENTION, ONE_BY_ONE, SCHEMA
 
 #: Name and family of kernels; the first two count.
 KERNELS = pl.DataFrame(

@@ -204,6 +204,7 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     one = finding("exposed-communication", *traces)
     assert part in one.advice
+    assert one.fix == "fewer-calls"  # each advice has the host issue fewer of them
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
 
 

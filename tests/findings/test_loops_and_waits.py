@@ -89,6 +89,55 @@ def test_other_kernels_are_no_loop(one: Trace) -> None:
     assert not judged("tensor-loop", one)
 
 
+def calling(frame: str, kernels: list[str], *, times: int = 6, backward: bool = False) -> Trace:
+    """Return three steps of 10 ms: a function that launches kernels of 100 us before each product.
+
+    With ``backward``, each call is in a pass of its own.
+    """
+    events: _Events = []
+    for number in range(3):
+        at = number * 10 * MS
+        events.append(step(number, at, 10 * MS))
+        for layer in range(times):
+            names = kernels[: 1 + layer] if len(kernels) > 2 else kernels
+            events.append(host("python_function", frame.format(layer), at, len(names) * 110 * US))
+            for kernel in names:
+                events += launch(kernel, at + US, 100 * US)
+                at += 110 * US
+            events += launch("gemm", at, MS)
+            at += MS + 10 * US
+            if backward:
+                node = "autograd::engine::evaluate_function: MmBackward0"
+                events.append(host("cpu_op", node, at, 5 * US))
+                at += 10 * US
+    return trace(events)
+
+
+COS, MASKS = ADD.replace("CUDAFunctor_add", "cos_kernel_cuda"), [GATHER, ADD]
+
+
+@pytest.mark.parametrize(
+    ("one", "kernels"),
+    [
+        (calling("flex_attention.py(890): create_block_mask", MASKS), 10),
+        (calling("nn.Module: LlamaRotaryEmbedding_{}", [COS]), 5),
+        (calling("utils.py(61): _get_unpad_data", [GATHER], times=4), 3),
+        (calling("nn.Module: LlamaRotaryEmbedding_{}", [GATHER]), 0),  # it applies the table
+        (calling("model.py(7): make_mask", MASKS, times=3), 0),
+        (calling("model.py(7): make_mask", MASKS, backward=True), 0),  # of micro-batches
+        (calling("model.py(7): make_mask", [*MASKS, "sm90_gemm"]), 0),
+        (calling("model.py(7): make_mask", [str(n) for n in range(6)]), 0),  # not equal
+        (calling("model.py(7): get_dropout_mask", MASKS), 0),
+        (calling("model.py(7): apply_mask", MASKS), 0),
+    ],
+)
+def test_work_that_all_layers_could_share(one: Trace, kernels: int) -> None:
+    found = [found for found in judged("one-kernel", one) if "in a pass" in found.title]
+    assert [found.total_ns for found in found] == [3 * kernels * 100 * US] * (kernels > 0)
+    for shared in found:
+        check_wording(shared.title, shared.advice)
+
+
 # --- threads without CPUs ----------------------------------------------------------------------
 
 

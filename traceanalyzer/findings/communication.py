@@ -9,7 +9,6 @@ import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK
 from traceanalyzer.analyzers.comm_outliers.result import (
-    FEWER,
     SLOW_LINK_FRAC,
     CommOutliers,
     at_step,
@@ -292,9 +291,10 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, int(rest["lost_ns"].sum()), waits=not waited_ns)
     unmatched = remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"])  # they wait for partners
-    most = _most_gain(remedy, total, answers, has_slow_link=slow.filter(cause=LINK).height > 0)
     small = (by_time := _by_exposed_time(answers)) is not None and small_collectives(by_time)
-    is_fewer = remedy.startswith(_FEWER) or bool(small)
+    is_fewer = bool(small) or remedy.startswith(_FEWER)  # the host issues fewer, too
+    has_slow_link = slow.filter(cause=LINK).height > 0
+    most = _most_gain(remedy, total, answers, fewer=is_fewer, has_slow_link=has_slow_link)
     if pair := _slow_pair(comm) if comm is not None and remedy == _TEXTS["pairs"] else None:
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
     where = _where(answers)
@@ -330,25 +330,20 @@ def _where(answers: Answers) -> str:
     return f" in {' and '.join(names)}" if most and len(names) == 2 else ""
 
 
-#: Advice for many small collectives, which the host need not issue then.
-_COALESCE = tuple(
-    f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones." for text in FEWER
-)
-#: Beginnings of all such advice: the host that issues them hides what shorter transfers alone gain.
-_FEWER = (
-    *_COALESCE,
-    *(_TEXTS[name].partition("{")[0] for name in ("larger_units", "larger_buckets")),
-)
+#: Beginnings of advice for more bytes per collective.
+_FEWER = tuple(_TEXTS[name].partition("{")[0] for name in ("larger_units", "larger_buckets"))
 _WITH_WAITS = ", including wait time for ranks that were not recorded"
 
 
-def _most_gain(remedy: str, total: int, answers: Answers, *, has_slow_link: bool) -> int | None:
+def _most_gain(
+    remedy: str, total: int, answers: Answers, *, fewer: bool, has_slow_link: bool
+) -> int | None:
     """Return what advice on exposed communication gains at most; None if all of it."""
     time = answers.time
     if remedy == _TEXTS["tensor_parallel"] and time.frac(total) < _MUCH:
         return 0  # overlap gains nothing, and a part is usual
     # fewer bytes, or fewer collectives, make all of them shorter
-    shorter = remedy.startswith((*_FEWER, _TEXTS["hybrid"], _TEXTS["one_parameter"]))
+    shorter = fewer or remedy.startswith((_TEXTS["hybrid"], _TEXTS["one_parameter"]))
     last = 0 if shorter else _last_ns(answers)
     most = max(total - last, 0) if last else None
     if _OF_COMPUTE in remedy and has_slow_link:  # the link is the cause
@@ -426,7 +421,8 @@ def _exposing(result: Overlap, answers: Answers, exposed_ns: int, *, waits: bool
         if text := _of_units(answers, comm, kind) or _of_buckets(answers, comm, kind):
             return text
         if small_collectives(comm):
-            return _COALESCE[FEWER.index(fewer_collectives(comm))]
+            text = fewer_collectives(comm)
+            return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
     waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
     text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
     compute = answers.time.busy_ns

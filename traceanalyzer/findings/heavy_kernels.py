@@ -10,10 +10,11 @@ from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.kernel_names import CONVOLUTION, GEMM, KV_CACHE
-from traceanalyzer.analyzers.common.names import called_from, called_in, launched_by
+from traceanalyzer.analyzers.common.names import called_from, called_in, frame_text, launched_by
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
+    AGAIN,
     ATTENTION,
     AVOIDABLE,
     CLIPS,
@@ -308,15 +309,17 @@ def _matrix_updates(result: Kernels, answers: Answers) -> Iterator[Measured]:
 def _avoidable(result: Kernels, answers: Answers) -> Iterator[Measured]:
     """Yield kernels that a change of one setting or line avoids."""
     rows, time = of_purpose(result, AVOIDABLE, answers.time), answers.time
-    for (what,), each in rows.group_by("place", maintain_order=True):
-        times = each["call"].max()
+    for (what,), calls in rows.group_by("place", maintain_order=True):
+        times = calls["call"].max()
         kept = 1 / times if what == CLIPS and isinstance(times, int) else 0.0
-        total = round(int(each["ns"].sum()) * (1 - kept))
+        total = round(int(calls["ns"].sum()) * (1 - kept))
         share = time.frac(total)
         size = _WARNING if share >= _MUCH_AVOIDED else _INFO if share >= _AVOIDED else 0.0
         if size:
-            title = f"{ADVICE['avoidable_work'][str(what)].format(times)}: {time.share(total)}."
-            advice = ADVICE["avoidable"][str(what)]
+            _, again, of = str(what).rpartition(AGAIN)
+            texts = (ADVICE[name][again or of] for name in ("avoidable_work", "avoidable"))
+            text, advice = (each.format(times, frame_text(of)) for each in texts)
+            title = f"{text}: {time.share(total)}."
             yield Measured(title, size=size, advice=advice, total_ns=total, confidence="medium")
 
 

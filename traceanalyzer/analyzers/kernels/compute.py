@@ -11,7 +11,7 @@ import polars as pl
 
 from traceanalyzer import vocabulary
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reader, Reading
-from traceanalyzer.analyzers.common import host_code, launching, replays
+from traceanalyzer.analyzers.common import host_code, kernel_names, launching, replays
 from traceanalyzer.analyzers.common.columns import largest_first, ratio, stacked, whole
 from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.device_work import (
@@ -22,12 +22,31 @@ from traceanalyzer.analyzers.common.device_work import (
     device_work,
     runs,
 )
-from traceanalyzer.analyzers.common.kernel_names import OTHER, families_of, family, short_names
+from traceanalyzer.analyzers.common.kernel_names import (
+    COPY,
+    ELEMENTWISE,
+    OTHER,
+    families_of,
+    family,
+    is_fusible,
+    short_names,
+)
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import frame_text, is_step, mapped, named
 from traceanalyzer.analyzers.kernels import By, Options
 from traceanalyzer.analyzers.kernels.result import Kernels
-from traceanalyzer.analyzers.kernels.training import JOIN, TUNING, fusible_ns, of_others, training
+from traceanalyzer.analyzers.kernels.training import (
+    ATTENTION,
+    AVOIDABLE,
+    EXTENDED,
+    JOIN,
+    NORM,
+    ONE_BY_ONE,
+    TUNING,
+    grids_of,
+    of_others,
+    training,
+)
 from traceanalyzer.analyzers.modules import assignment, compute as modules
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering, slice_tree
@@ -257,8 +276,7 @@ def _kernels_of_steps(
     kernels = work.select("event", "device", "name", length=length, busy_ns=busy)
     kernels = kernels.hstack([saved, _launching_step(trace, work)])
     kernels = kernels.filter((work["work_kind"] == COMPUTE) & counted)
-    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    grids = trace.launch_configs.select("event", "local_memory", blocks=blocks)
+    grids = grids_of(trace)
     place = linking.first_match(grids, kernels, ["event"])
     grids = grids.drop("event")[nesting.row_numbers(place)]
     sums = (
@@ -274,6 +292,76 @@ def _kernels_of_steps(
         )
     )
     return sums.drop_nulls("name").with_columns(pl.col("step").cast(pl.String))
+
+
+def fusible_ns(
+    work: pl.DataFrame, kernels: pl.DataFrame, number: pl.Series, of_purpose: pl.DataFrame
+) -> pl.Series:
+    """Return the time of pointwise kernels that fusion could save, per row of device work.
+
+    Elementwise and copy kernels that follow each other on a stream, without other work between
+    them, read and write the same tensors again. Of such a sequence the longest kernel remains; the
+    time of the others is an upper bound of the gain. Kernels of TorchInductor are fused already;
+    those of attention, of loops with a kernel per tensor, growing copies, and changes of layout
+    are findings of their own. Copies that join tensors are not fused with each other. Of an RMS
+    norm (:data:`NORM`) all kernels but the first count, its reductions, too.
+
+    Args:
+        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
+        kernels: name and family of each kernel.
+        number: the row of ``kernels`` of each row of ``work``.
+        of_purpose: rows of :func:`~.training.training`.
+    """
+    pointwise = [
+        family in (ELEMENTWISE, COPY) and name is not None and is_fusible(name)
+        for name, family in kernels.select("name", "family").iter_rows()
+    ]
+    counts = np.array(pointwise, np.bool_)[number.to_numpy()]
+    start, end = intervals.bounds(work)
+    of_norms = _of_purposes(work, of_purpose, NORM)
+    saved = np.where(of_norms, end - start, 0)
+    if counts.any():
+        _, (lane,) = numbering.group_numbers(("device", "stream"), work)
+        order = intervals.stable_order(lane, start)
+        lane, counts = lane[order], counts[order]
+        changes = (counts[1:] != counts[:-1]) | (lane[1:] != lane[:-1])
+        joins = (
+            kernels["name"].cast(pl.String).str.contains(kernel_names.JOINS).fill_null(value=False)
+        )
+        joins = joins.to_numpy()[number.to_numpy()][order]
+        changes |= joins[1:] & joins[:-1]
+        sequence = np.cumsum(np.append(False, changes))
+        # attention, loops with a kernel per tensor, and growing copies are findings of their own
+        others = of_norms | _of_purposes(
+            work, of_purpose, ATTENTION, ONE_BY_ONE, EXTENDED, AVOIDABLE
+        )
+        kept = counts & ~others[order]
+        rows = order[kept]
+        saved[rows] = _without_longest((end - start)[rows], sequence[kept])
+    return pl.Series("fusible_ns", saved)
+
+
+def _of_purposes(work: pl.DataFrame, of_purpose: pl.DataFrame, *purposes: str) -> intervals.Bools:
+    """Mark the work of these purposes."""
+    key = "device", "start", pl.col("end") - pl.col("start")  # lengths have a smaller range
+    rows = of_purpose.filter(pl.col("purpose").is_in(purposes)).select(key)
+    if rows.is_empty():
+        return np.zeros(work.height, np.bool_)
+    of: intervals.Bools = linking.first_match(rows, work.select(key), rows.columns) != nesting.ROOT
+    return of
+
+
+def _without_longest(length: intervals.Ints, sequence: intervals.Ints) -> intervals.Ints:
+    """Return the lengths, with 0 for the (first) longest of each sequence of adjacent rows."""
+    first = np.flatnonzero(np.diff(sequence, prepend=-1))
+    if not first.size:
+        return length
+    longest = np.maximum.reduceat(length, first)
+    sizes = np.diff(np.append(first, length.size))
+    ties = np.flatnonzero(length == np.repeat(longest, sizes))
+    remaining = length.copy()
+    remaining[ties[np.diff(sequence[ties], prepend=-1) != 0]] = 0
+    return remaining
 
 
 def _launching_step(trace: Trace, work: pl.DataFrame) -> pl.Series:

@@ -84,7 +84,7 @@ class Kernels(Result):
             ``path``, ``device``, ``step`` (in which it was launched, or null), ``kernel``,
             ``blocks`` (of its grid, null if not recorded), ``n``, ``total_ns``,
             ``busy_ns`` (calls at the same time count once), ``fusible_ns`` (at most that, see
-            :func:`~.training.fusible_ns`), ``max_ns``, ``local_memory`` (bytes per thread). None
+            :func:`~.compute.fusible_ns`), ``max_ns``, ``local_memory`` (bytes per thread). None
             except in a diagnosis or report.
         training: device work by its purpose in training: rank, path and the columns of
             :func:`~.training.training`. None except in a diagnosis or report.

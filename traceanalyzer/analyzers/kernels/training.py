@@ -1,4 +1,4 @@
-"""Device work by its purpose in a training step, and pointwise kernels that could be fused.
+"""Device work by its purpose in a training step.
 
 The purposes are updates of one tensor each, activations that are computed again in the backward
 pass, reductions of gradients before the last micro-batch, attention by separate operators, searches
@@ -15,7 +15,7 @@ import polars as pl
 
 from traceanalyzer import schema
 from traceanalyzer.analyzers.common import host_code, kernel_names
-from traceanalyzer.analyzers.common.device_steps import device_steps
+from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY, device_work
 from traceanalyzer.analyzers.common.kernel_names import (
     COPY,
@@ -23,7 +23,6 @@ from traceanalyzer.analyzers.common.kernel_names import (
     GEMM,
     OTHER,
     families_of,
-    is_fusible,
 )
 from traceanalyzer.analyzers.common.launching import launches
 from traceanalyzer.analyzers.common.names import (
@@ -34,7 +33,7 @@ from traceanalyzer.analyzers.common.names import (
     matching,
     named,
 )
-from traceanalyzer.frames import intervals, linking, nesting, numbering
+from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import CUDA_CALLS
 
@@ -52,6 +51,14 @@ _AVOIDED = {
     "joins weights": r"^aten::_cudnn_rnn_flatten_weight$",
     CLIPS: r"(?:clip_grad|utils)\w*\.py\(\d+\): clip_grad_norm\w*$",
 }
+#: What all layers of a pass can share, by the function that makes it; kernels of tables of angles.
+AGAIN, _LEAST_CALLS, _ANGLES = "makes again: ", 4, "cos_kernel|sin_kernel"
+_OF_A_BATCH = (
+    r": _*(?:create|make|build|get|gen\w*|(?:pre)?comput\w+|prepare|expand|construct|invert)_"
+    r"(?!\w*(?:drop|fill|random|loss|logit|expert|moe))(?:\w+_)?(?:masks?|cu_?seq_?lens?|unpad_data"
+    r"|position_ids|alibi|cos_sin|sin_cos|freqs_cis|rotary_emb\w*)(?:_\w+)?$"
+    r"|^nn\.Module: \w*Rotary\w*_\d+$"
+)
 
 #: The operator that joins tensors, and two of them in its recorded inputs.
 JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
@@ -183,7 +190,7 @@ def training(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
         collectives run, see :func:`_slowed`. :data:`SHARED`: the time in which other processes use
         the devices of the one with the steps; name is the process. :data:`AVOIDABLE`: kernels of
         ranges that need not run, or not so often (place); call is how often they run in a step of
-        the optimizer.
+        the optimizer; of :data:`AGAIN`, all calls of a function in a pass but the first.
     """
     key = ("training", tuple(patterns))
     return trace.once(key, lambda: _training(trace, device_work(trace, patterns)))
@@ -213,6 +220,7 @@ def _training(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         _extending(trace, work, calls),
         _norms(trace, work, calls, nodes),
         *(_avoidable(trace, work, calls, steps, what) for what in _AVOIDED),
+        _again(trace, work, calls, nodes),
     ]
     others = _shaped(_repeating(trace, work, calls, steps))
     others = others.join(found, on=["device", "start"], how="anti", nulls_equal=True)
@@ -290,8 +298,7 @@ def _of_many(
     ranges = _ranges(trace, names, MANY_OF[place], (*_ON_HOST, "python_function"))
     if ranges.is_empty():
         return _NONE
-    ends = pl.col("end").cum_max().shift().over(_THREAD).fill_null(0)
-    ranges = ranges.filter(pl.col("end") > ends)  # the outermost ones
+    ranges = _outermost(ranges)
     order = pl.int_range(pl.len()).over(_THREAD).alias("order")
     inside = linking.label_by_interval(calls.sort("ts"), ranges, _THREAD).with_columns(order)
     apart = pl.col("order").diff().over(_THREAD).fill_null(_APART + 2) > _APART + 1
@@ -331,6 +338,44 @@ def _avoidable(
         rows = pl.concat([rows, others.filter(first).select(rows.columns)])
     labels = {"purpose": pl.lit(AVOIDABLE), "place": pl.lit(what), "of_tensor": None, "call": times}
     return work[rows["work"]].filter(work_kind=COMPUTE).with_columns(**labels)
+
+
+def _again(
+    trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, nodes: pl.DataFrame
+) -> pl.DataFrame:
+    """Kernels of functions that each layer of a pass calls for what all of them can share."""
+    ranges = _outermost(_ranges(trace, trace.names, _OF_A_BATCH, ("python_function",)))
+    rows = linking.label_by_interval(calls.sort("ts"), ranges, _THREAD).drop_nulls("interval")
+    if rows.is_empty():
+        return _NONE
+    rows = rows.hstack(work.drop(*_THREAD, "ts", strict=False)[rows["work"]])
+    families = families_of(rows["name"].unique().drop_nulls())
+    layers = [name for name, family in families.items() if family in _OF_LAYERS]
+    step = launching_step(device_steps(trace), rows["ts"], rows["start"])
+    place = ranges["name"][rows["interval"]].cast(pl.String)
+    place = AGAIN + place.str.replace_all(r"^nn\.Module: |_\d+$", "")
+    rows = rows.with_columns(step, place.alias("place"), call=_count(nodes, rows))
+    rows = rows.join(grids_of(trace), on="event", how="left", maintain_order="left")
+    kernel = pl.format("{} {}; ", pl.col("name").cast(pl.String), pl.col("blocks").fill_null(0))
+    alike = ["step", "place", "call", "kernels"]
+    by_call = rows.drop_nulls("step").group_by("interval", maintain_order=True)
+    each = by_call.agg(
+        pl.col(alike[:3]).first(),
+        of_layer=pl.col("name").is_in(layers).any(),
+        kernels=kernel.str.join(),
+    ).with_columns(n=pl.len().over(alike), nth=pl.int_range(pl.len()).over(alike))
+    is_table = ~pl.col("place").str.contains("Rotary") | pl.col("kernels").str.contains(_ANGLES)
+    again = each.filter(
+        is_table, ~pl.col("of_layer"), pl.col("n") >= _LEAST_CALLS, pl.col("nth") > 0
+    )
+    rows = rows.drop("call").join(again.select("interval", call="n"), on="interval")
+    return rows.filter(work_kind=COMPUTE).with_columns(purpose=pl.lit(AVOIDABLE), of_tensor=None)
+
+
+def _outermost(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return ranges that no earlier one of their thread contains; they are sorted by start."""
+    ends = pl.col("end").cum_max().shift().over(_THREAD).fill_null(0)
+    return ranges.filter(pl.col("end") > ends)
 
 
 def _repeating(
@@ -728,15 +773,13 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
         return _NONE
     running = intervals.union(work.filter(work_kind=COMMUNICATION), ["device"])
     length, overlap = pl.col("end") - pl.col("start"), pl.col("overlap")
-    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
-    grids = trace.launch_configs.select("event", blocks=blocks)
     kernels = work.filter(work_kind=COMPUTE)[["event", "device", "name", "start", "end"]]
     rows = intervals.overlap_with(kernels, running, ["device"]).with_columns(
         length=length, alone=overlap == 0, both=overlap >= _OVERLAPPED * length
     )
     if rows["both"].sum() < _CALLS * _KERNELS:
         return _NONE
-    rows = rows.join(grids, on="event")
+    rows = rows.join(grids_of(trace), on="event")
     alone, both = (pl.col("length").filter(which) for which in ("alone", "both"))
     sums = rows.group_by(_SAME).agg(
         usual=alone.median(),
@@ -752,6 +795,12 @@ def _slowed(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     usual = pl.col("usual").cast(pl.Int64)
     calls = calls.filter(pl.col("length") > usual)
     return calls.select("device", "name", "end", call=usual, start=pl.col("start") + usual)
+
+
+def grids_of(trace: Trace) -> pl.DataFrame:
+    """Return the number of blocks of kernels: event, local_memory, blocks."""
+    blocks = pl.col("grid_x").cast(pl.Int64) * pl.col("grid_y") * pl.col("grid_z")
+    return trace.launch_configs.select("event", "local_memory", blocks=blocks)
 
 
 def _shared(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
@@ -772,71 +821,3 @@ def of_others(trace: Trace, work: pl.DataFrame) -> pl.Series:
     others = ~pl.col("pid").is_in(main.implode())
     both = others & (~others).any().over("device")
     return work.select(both.fill_null(value=False)).to_series()
-
-
-def fusible_ns(
-    work: pl.DataFrame, kernels: pl.DataFrame, number: pl.Series, training: pl.DataFrame
-) -> pl.Series:
-    """Return the time of pointwise kernels that fusion could save, per row of device work.
-
-    Elementwise and copy kernels that follow each other on a stream, without other work between
-    them, read and write the same tensors again. Of such a sequence the longest kernel remains; the
-    time of the others is an upper bound of the gain. Kernels of TorchInductor are fused already;
-    those of attention, of loops with a kernel per tensor, growing copies, and changes of layout
-    are findings of their own. Copies that join tensors are not fused with each other. Of an RMS
-    norm (:data:`NORM`) all kernels but the first count, its reductions, too.
-
-    Args:
-        work: rows of :func:`~traceanalyzer.analyzers.common.device_work.device_work`.
-        kernels: name and family of each kernel.
-        number: the row of ``kernels`` of each row of ``work``.
-        training: rows of :func:`~.training.training`.
-    """
-    pointwise = [
-        family in (ELEMENTWISE, COPY) and name is not None and is_fusible(name)
-        for name, family in kernels.select("name", "family").iter_rows()
-    ]
-    counts = np.array(pointwise, np.bool_)[number.to_numpy()]
-    start, end = intervals.bounds(work)
-    of_norms = _of_purposes(work, training, NORM)
-    saved = np.where(of_norms, end - start, 0)
-    if counts.any():
-        _, (lane,) = numbering.group_numbers(("device", "stream"), work)
-        order = intervals.stable_order(lane, start)
-        lane, counts = lane[order], counts[order]
-        changes = (counts[1:] != counts[:-1]) | (lane[1:] != lane[:-1])
-        joins = (
-            kernels["name"].cast(pl.String).str.contains(kernel_names.JOINS).fill_null(value=False)
-        )
-        joins = joins.to_numpy()[number.to_numpy()][order]
-        changes |= joins[1:] & joins[:-1]
-        sequence = np.cumsum(np.append(False, changes))
-        # attention, loops with a kernel per tensor, and growing copies are findings of their own
-        others = of_norms | _of_purposes(work, training, ATTENTION, ONE_BY_ONE, EXTENDED)
-        kept = counts & ~others[order]
-        rows = order[kept]
-        saved[rows] = _without_longest((end - start)[rows], sequence[kept])
-    return pl.Series("fusible_ns", saved)
-
-
-def _of_purposes(work: pl.DataFrame, training: pl.DataFrame, *purposes: str) -> intervals.Bools:
-    """Mark the work of these purposes."""
-    key = "device", "start", pl.col("end") - pl.col("start")  # lengths have a smaller range
-    rows = training.filter(pl.col("purpose").is_in(purposes)).select(key)
-    if rows.is_empty():
-        return np.zeros(work.height, np.bool_)
-    of: intervals.Bools = linking.first_match(rows, work.select(key), rows.columns) != nesting.ROOT
-    return of
-
-
-def _without_longest(length: intervals.Ints, sequence: intervals.Ints) -> intervals.Ints:
-    """Return the lengths, with 0 for the (first) longest of each sequence of adjacent rows."""
-    first = np.flatnonzero(np.diff(sequence, prepend=-1))
-    if not first.size:
-        return length
-    longest = np.maximum.reduceat(length, first)
-    sizes = np.diff(np.append(first, length.size))
-    ties = np.flatnonzero(length == np.repeat(longest, sizes))
-    remaining = length.copy()
-    remaining[ties[np.diff(sequence[ties], prepend=-1) != 0]] = 0
-    return remaining

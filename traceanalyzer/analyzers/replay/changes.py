@@ -280,7 +280,8 @@ def fused(
         met[group[rows]] = True  # the last one: of no collective
         rows |= met[group] & (group >= 0)
         rows &= np.where(group >= 0, whole.transfer, whole.duration) <= _SMALL_NS
-    gone = _with_work(work, pl.Series(rows), calls.height)
+    some, others = (_with_work(work, pl.Series(which), calls.height) for which in (rows, ~rows))
+    gone = some & ~others  # a graph launches other work, too
     gone = gone if kind == COMPUTE else _of_operators(calls, gone)
     less = _without_calls(whole, work, gone)
     less = replace(
