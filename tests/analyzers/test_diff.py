@@ -145,6 +145,31 @@ def test_two_outliers_of_six_do_not_hide_a_change() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ([282, 315, 402, 463, 540, 560], [617, 700, 1100, 1580, 1700, 1787], "regression"),
+        ([900, 617, 1600, 1100, 1787], [282, 560, 315, 540, 402], "improvement"),
+        ([282, 315, 402, 463, 540, 640], [617, 700, 1100, 1580, 1700, 1787], "no change"),
+        ([282, 402, 540, 560], [617, 1100, 1580, 1787], "no change"),
+    ],
+)
+def test_ranges_of_five_steps_apart_are_a_change(
+    before: list[int], after: list[int], outcome: str
+) -> None:
+    """Whatever the noise; with a common range or fewer steps, chance may be the reason."""
+    result = diff(loop([ms * MS for ms in before]), loop([ms * MS for ms in after]))
+    assert result.outcome == outcome
+    assert result.measure is not None
+    errors = [standard_errors(np.array([values], float))[0] for values in (before, after)]
+    noise = 3 * float(np.hypot(*errors)) * MS
+    if outcome == "no change":
+        assert result.measure.noise == pytest.approx(noise)
+    else:
+        assert result.measure.noise <= noise
+        assert result.measure.noise < abs(result.measure.change)
+
+
 def test_equal_values_with_one_outlier_have_noise() -> None:
     assert standard_errors(np.array([[5.0] * 9 + [50.0]]))[0] > 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -316,6 +317,114 @@ def test_an_operator_that_is_gone_was_not_fused_into_a_kernel_of_both_runs(tmp_p
     _, rows = roles(record(tmp_path / "a.json", before), record(tmp_path / "b.json", after))
     assert {row["pairing"] for row in rows} <= {"same kernel", None}
     assert [row["state"] for row in rows if row["operator"] == "aten::add"] == ["gone"]
+
+
+SIZES = ((512, 64), (64, 256)), ((512, 128), (128, 256)), ((256, 64), (64, 512))
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes"),
+    [
+        ("aten::_scaled_mm", lambda a, b: (a, b, (a[0], 1), (1, b[1]))),
+        ("aten::addmm", lambda a, b: ((b[1],), a, b)),
+        ("aten::addmm", lambda a, b: ((a[0], b[1]), a, b)),
+        ("aten::linear", lambda a, b: ((4, a[0] // 4, a[1]), b[::-1], (b[1],))),
+        ("_C::cutlass_scaled_mm", lambda a, b: ((a[0], b[1]), a, b, (1,), (1,))),
+    ],
+)
+def test_products_pair_by_their_sizes(operator: str, shapes: Any, tmp_path: Path) -> None:
+    """In any order, precision and layout, not with a product that is as long."""
+    before = [Call("aten::mm", ((GEMM, 30 - 5 * n),), of) for n, of in enumerate(SIZES)]
+    after = [Call(operator, (("nvjet_qq", 25 - 5 * n),), shapes(*of)) for n, of in enumerate(SIZES)]
+    files = [
+        record(tmp_path / "a.json", before),
+        record(tmp_path / "b.json", after[1:] + after[:1]),
+    ]
+    result, rows = roles(*files)
+    assert result.paired_frac == 1
+    assert sorted((row["before_ns"], row["after_ns"]) for row in rows) == [
+        (6_000 * us, 6_000 * (us - 5)) for us in (20, 25, 30)
+    ]
+    assert not [text for text in result.reservations if "shapes" in text]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("aten::_scaled_dot_product_cudnn_attention", "aten::_flash_attention_forward"),
+        ("aten::cudnn_convolution", "aten::miopen_convolution"),
+    ],
+)
+def test_variants_of_an_operator_are_one_role(before: str, after: str, tmp_path: Path) -> None:
+    heads, tokens = (2, 8, 32, 16), (2, 32, 8, 16)
+    each = [
+        [Call(name, ((f"{name}_kernel", us),), (heads if us == 40 else shapes,)), *LAYER[5:]]
+        for name, us, shapes in (
+            (before, 40, heads),
+            (after, 30, tokens if "att" in after else heads),
+        )
+    ]
+    result, (first, *_) = roles(record(tmp_path / "a.json", each[0]),
+                                record(tmp_path / "b.json", each[1]))  # fmt: skip
+    assert result.paired_frac == 1
+    assert (first["before_ns"], first["after_ns"]) == (6 * 40_000, 6 * 30_000)
+    assert {before, after} == {*first["operator"].split(" and ")}
+
+
+def test_collectives_pair_by_their_kind(tmp_path: Path) -> None:
+    """Whatever the number of elements: sharding has other collectives."""
+    product, sizes = call("aten::mm", GEMM, us=30), ((1000,),)
+    collectives = {
+        name: Call("record_param_comms", ((f"ncclDevKernel_{name}_Sum_f32_RING_LL", us),), sizes)
+        for name, us in (("AllReduce", 20), ("ReduceScatter", 10), ("AllGather", 10))
+    }
+    reduced, scattered, gathered = collectives.values()
+    files = [record(tmp_path / "a.json", [product, reduced]),
+             record(tmp_path / "b.json", [gathered, product, scattered])]  # fmt: skip
+    for paths, states in ((files, ("gone", "new", "new")), (files[::-1], ("new", "gone", "gone"))):
+        _, rows = roles(*paths)
+        named = {row["operator"]: row["state"] for row in rows if row["family"] == "communication"}
+        assert named == dict(
+            zip(("all_reduce", "all_gather", "reduce_scatter"), states, strict=True)
+        )
+
+
+@pytest.mark.parametrize("fused", ["aten::_fused_adamw_", "aten::_foreach_mul_"])
+def test_an_optimizer_with_other_operators_is_one_role(fused: str, tmp_path: Path) -> None:
+    steps = [
+        [call("aten::lerp_", "void lerp_kernel<float>"), call("aten::mul_", MUL),
+         call("aten::addcdiv_", "void addcdiv_kernel<float>")],
+        [call(fused, "multi_tensor_apply_kernel<Adam>", us=12)],
+    ]  # fmt: skip
+    paths = [optimized(record(tmp_path / f"{n}.json", [*LAYER, *one]))
+             for n, one in enumerate(steps)]  # fmt: skip
+    _, (first, *others) = roles(*paths)
+    assert (first["role"], first["before_n"], first["after_n"]) == ("optimizer", 18, 6)
+    assert (first["before_ns"], first["after_ns"]) == (18 * 10_000, 6 * 12_000)
+    assert {row["state"] for row in others} == {"no change"}
+    _, same = roles(paths[0], paths[0])
+    assert {"aten::lerp_", "aten::addcdiv_"} <= {row["operator"] for row in same}
+
+
+def optimized(path: Path) -> Path:
+    """Add ranges of an optimizer around the calls after each layer."""
+    trace = json.loads(path.read_text())
+    calls = [one for one in trace["traceEvents"] if one["cat"] == "cpu_op"]
+    updates = re.compile(r"_$")
+    trace["traceEvents"] += [
+        {
+            **one,
+            "cat": "user_annotation",
+            "name": "Optimizer.step#AdamW.step",
+            "args": {},
+            "ts": one["ts"] - 0.1,
+            "dur": one["dur"] + 0.5,
+        }
+        for one in calls
+        if updates.search(one["name"])
+    ]
+    path.write_text(json.dumps(trace))
+    return path
 
 
 def test_other_programs_do_not_pair(tmp_path: Path) -> None:

@@ -223,6 +223,11 @@ _PART_FRAC = 0.05
 #: Noise above this hides relevant changes.
 _NOISY_FRAC = 0.1
 
+_BOTH = ("before", "after")
+
+#: Collectives of gradients, and of parameters that are sharded.
+_SHARDING = {"all_reduce", "all_gather", "reduce_scatter"}
+
 _SUBJECTS: dict[Name, str] = {
     "step": "step time",
     "mean": "step time",
@@ -465,7 +470,9 @@ def _by(row: dict[str, Any]) -> str:
         return ""
     if row["pairing"] == FUSED:
         is_fused = row["before_n"] >= row["after_n"]
-        return f": {before} {'fused' if is_fused else 'split'} into {after}"
+        then, now = (f"{round(row[n], 1):,.12g}" for n in ("before_n", "after_n"))
+        into = "fused" if is_fused else "split"
+        return f": {then} kernels ({before}) {into} into {now} ({after})"
     alike = after.partition("<")[0] == before.partition("<")[0]  # with other template arguments
     return "" if alike else f": {after} in place of {before}"
 
@@ -480,8 +487,12 @@ def _changed(row: dict[str, Any], name: str) -> str:
 
 
 def _collectives(result: Diff) -> str:
-    """Describe the kind of collective that changed most."""
-    if result.collectives is None or PART_NAMES["exposed_communication_ns"] in result.places:
+    """Describe the kinds of collective that are gone and new, or the one that changed most."""
+    if result.collectives is None:
+        return ""
+    if text := _other_collectives(result, result.collectives):
+        return text
+    if PART_NAMES["exposed_communication_ns"] in result.places:
         return ""
     rows = result.collectives.filter(
         pl.col("state").is_in(("slower", "faster")), pl.col("change_frac").abs() >= _WORTH_FRAC
@@ -495,6 +506,28 @@ def _collectives(result: Diff) -> str:
         f"{row['collective']}{size} most: {format_ns(row['after_ns'])}, before "
         f"{format_ns(row['before_ns'])} (median)."
     )
+
+
+def _other_collectives(result: Diff, collectives: pl.DataFrame) -> str:
+    """Describe collectives in place of those of other kinds, with the bytes per step and rank."""
+    steps = {} if result.steps.is_empty() else dict(result.steps["run"].value_counts().rows())
+    if len(steps) < len(_BOTH):
+        return ""
+    size = pl.col("message_bytes")
+    sums = collectives.group_by("collective").agg(
+        (pl.col(f"{run}_n") * size).sum().alias(run) / steps[run] for run in _BOTH
+    )
+    texts, kinds = list[str](), list[list[str]]()
+    for one, other in (_BOTH[::-1], _BOTH):
+        is_only = pl.col(other) < _WORTH_FRAC * pl.col(one)
+        rows = sums.filter(is_only, pl.col(one) >= _WORTH_FRAC * pl.col(one).sum())
+        kinds.append(rows["collective"].drop_nulls().sort().to_list())
+        texts.append(f"{listed(kinds[-1])} ({format_bytes(round(rows[one].sum()))} per step)")
+    if not all(kinds):
+        return ""
+    sharded = ["all_reduce"] in kinds and {*kinds[0], *kinds[1]} <= _SHARDING
+    what = "The sharding changed" if sharded else "Collectives changed"
+    return f"{what}: {texts[0]} in place of {texts[1]}."
 
 
 def _functions(result: Diff) -> str:

@@ -15,6 +15,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +31,10 @@ from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.kernels import compute as kernels
 from traceanalyzer.analyzers.operators import call_tree
 from traceanalyzer.analyzers.operators.compute import Excerpt
-from traceanalyzer.frames import intervals, nesting
+from traceanalyzer.frames import intervals, nesting, slice_tree
 from traceanalyzer.frames.numbering import numbered
 from traceanalyzer.trace import Trace
+from traceanalyzer.vocabulary import collective_of_kernel
 
 Hashes = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.int64]
@@ -87,7 +91,7 @@ def measure(
         places = hashes
     unit = np.repeat(np.arange(first.size), sizes)
     total = pl.DataFrame({"unit": unit, "ns": rows["length_ns"]}).group_by("unit").agg(pl.sum("ns"))
-    units = rows[first].select("operator", "shapes", "mark").with_columns(
+    units = rows[first].select("operator", "shapes", "optimizes", "mark").with_columns(
         pl.Series("first", first), pl.Series("size", sizes), pl.Series("place", places),
         pl.Series("unit", hashes), total.sort("unit")["ns"].alias("total_ns"),
     )  # fmt: skip
@@ -103,7 +107,7 @@ def _in_order(
     """Return device work in order of launch.
 
     Returns:
-        device, stream, mark, kernel, length_ns, and the operator call: call, operator, shapes.
+        device, stream, mark, kernel, length_ns, and the columns of :func:`_calls`.
     """
     launch = launch_rows(trace, work)
     known = launch != nesting.ROOT
@@ -115,8 +119,11 @@ def _in_order(
 
 
 def _calls(height: int, excerpt: Excerpt | None) -> pl.DataFrame:
-    """Return the operator call of each piece of work: call, operator, shapes; null if unknown."""
-    call = np.full(height, -1, np.int64)
+    """Return the operator call of each piece of work: call, operator, shapes; null if unknown.
+
+    ``optimizes``: whether it is in a step of an optimizer.
+    """
+    call, optimizes = np.full(height, -1, np.int64), np.zeros(height, np.bool_)
     operator = shapes = pl.Series([None] * height, dtype=pl.String)
     if excerpt is not None:
         tree = call_tree.build(excerpt.calls)
@@ -125,12 +132,16 @@ def _calls(height: int, excerpt: Excerpt | None) -> pl.DataFrame:
         is_unit = (tree["kind"] == "cpu_op").to_numpy() & (count <= _MOST_KERNELS)
         known = (caller != nesting.ROOT) & is_unit[caller]
         call[known] = caller[known]
+        steps = mapped(tree["name"], lambda text: text.startswith(_OPTIMIZER_STEP), pl.Boolean)
+        within = slice_tree.nearest(tree, steps.to_numpy())[caller] != nesting.ROOT
+        optimizes = (caller != nesting.ROOT) & within
         number = intervals.nullable("call", call, known)
         operator = tree["name"].cast(pl.String).gather(number)
         if "input_dims" in tree:
             shapes = tree["input_dims"].cast(pl.String).gather(number)
             shapes = mapped(shapes, lambda text: _SPACE.sub("", text).replace(",", ", "))
-    return pl.DataFrame({"call": call, "operator": operator, "shapes": shapes})
+    known = {"call": call, "operator": operator, "shapes": shapes, "optimizes": optimizes}
+    return pl.DataFrame(known)
 
 
 def _begins(rows: pl.DataFrame) -> npt.NDArray[np.bool_]:
@@ -188,9 +199,14 @@ def _described(
         pl.col("name").str.join(BETWEEN),
         pl.col("family").get(pl.col("length_ns").arg_max().fill_null(0)),
     )
+    of_units = of_units.with_columns(one["optimizes"], pl.col("family").cast(pl.String))
+    optimizes = pl.col("optimizes") & pl.col("family").is_in(_ANYWHERE)
+    family = (
+        pl.when(optimizes).then(pl.lit(kernel_names.OPTIMIZER)).otherwise("family").alias("family")
+    )
     return one.select(
         "place", "unit", "operator", "shapes", names=of_units["name"],
-        family=of_units["family"].cast(pl.String), order=pl.int_range(pl.len()),
+        family=of_units.select(family).to_series(), order=pl.int_range(pl.len()),
     )  # fmt: skip
 
 
@@ -207,6 +223,12 @@ _UNLIKE, _LEAST = -2, 2
 _COUNT = {0.0: 1, 1.1: -1, 2.0: -1, 4.0: -2}
 #: Families of kernels that occur anywhere: the same family is weak evidence.
 _ANYWHERE = {"elementwise", "copy", "reduce", "index", "other", "random", "sort"}
+#: Start of the names of ranges of PyTorch in which an optimizer updates parameters.
+_OPTIMIZER_STEP = "Optimizer.step#"
+#: Operators of one purpose, in any precision and layout, and by any library.
+_PRODUCT = re.compile(r"(?i)(?:^|::)(?:\w*_)?(?:mm|addmm|bmm|baddbmm|matmul|linear|gemm)(?:_\w+)?$")
+_ATTENTION = re.compile(r"(?i)attention|flash_?attn|fmha")
+_CONVOLUTION = re.compile(r"::\w*conv(?:olution|\dd|_depthwise)\w*$")
 #: Kernels of one family may be named after the other.
 _ALSO = {"moe": "gemm", "convolution": "gemm", "softmax": "attention"}
 #: From this number of places on, runs with equal counts in the same order are the same program.
@@ -245,7 +267,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class _Side:
-    """The places of a run, in order."""
+    """The places of a run, in order; call and inputs are those of :func:`_purpose`."""
 
     place: pl.Series
     unit: list[int]
@@ -255,6 +277,8 @@ class _Side:
     plain: list[str]
     family: list[str]
     operations: list[str]
+    call: list[str | None]
+    inputs: list[str | None]
     count: npt.NDArray[np.float64]
     total_ns: npt.NDArray[np.int64]
 
@@ -262,6 +286,35 @@ class _Side:
 def first_shapes(text: str) -> str:
     """Return the first shapes of inputs, without scalars."""
     return ", ".join([shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES_NAMED]])
+
+
+@lru_cache(maxsize=65_536)
+def _purpose(operator: str | None, shapes: str | None) -> tuple[str | None, str | None]:
+    """Return what an operator does and the sizes it depends on, whatever its variant.
+
+    A matrix product by its three dimensions, attention by the size of the query.
+    """
+    name, text = operator or "", shapes or ""
+    sizes = [[int(n) for n in one.split(", ")] for one in _SHAPE.findall(text)]
+    backward = " backward" * ("backward" in name.lower())
+    if _PRODUCT.search(name) and not backward:
+        return "product", _product([one for one in sizes if len(one) > 1]) or shapes
+    if _ATTENTION.search(name):
+        query = next((f"{prod(one)}, {one[-1]}" for one in sizes if len(one) > 2), shapes)
+        return f"attention{backward}", query
+    if _CONVOLUTION.search(name) and not backward:
+        return "convolution", str(sizes[:2]) if sizes else shapes
+    return operator, shapes
+
+
+def _product(sizes: Sequence[list[int]]) -> str | None:
+    """Return rows, summed dimension and columns; what is added or written comes first."""
+    for one, two in [*pairwise(sizes[:3])][::-1]:
+        if one[-1] in two[-2:]:
+            rows, columns = one[:-1], two[-1] if two[-2] == one[-1] else two[-2]
+            if one is sizes[0] or [*rows, columns] == sizes[0]:
+                return str([prod(rows), one[-1], columns])
+    return None
 
 
 def pair(before: Units, after: Units) -> Pairing:
@@ -279,13 +332,14 @@ def pair(before: Units, after: Units) -> Pairing:
         _join_alike(roles)
     if unlike:
         _join_named(roles)
+    _join_optimizers(roles)
     return roles.pairing(is_same=is_same)
 
 
 def _without_operators(side: _Side) -> _Side:
     """Return a side as one in which no operators were recorded."""
     unknown: list[str | None] = [None] * len(side.unit)
-    return replace(side, operator=unknown, shapes=unknown)
+    return replace(side, operator=unknown, shapes=unknown, call=unknown, inputs=unknown)
 
 
 def _side(units: Units) -> _Side:
@@ -297,11 +351,17 @@ def _side(units: Units) -> _Side:
     rows = units.places.join(sums, on="place", how="left", maintain_order="left")
     names = rows["names"].to_list()
     parts = [text.split(BETWEEN) for text in names]
+    shapes, calls = rows["shapes"].to_list(), rows["operator"].to_list()
+    for at, family in enumerate(rows["family"]):
+        if family == COMMUNICATION:
+            calls[at] = collective_of_kernel(names[at]) or calls[at]
+    purposes = [_purpose(*call) for call in zip(calls, shapes, strict=True)]
     return _Side(
-        rows["place"], rows["unit"].to_list(), rows["operator"].to_list(), rows["shapes"].to_list(),
+        rows["place"], rows["unit"].to_list(), calls, shapes,
         names, [BETWEEN.join(_NUMBER.sub("", one) for one in part) for part in parts],
         rows["family"].to_list(),
         [" ".join(filter(None, map(kernel_names.fused_operations, part))) for part in parts],
+        [call for call, _ in purposes], [inputs for _, inputs in purposes],
         rows["n"].fill_null(0).to_numpy() / steps, rows["total_ns"].fill_null(0).to_numpy(),
     )  # fmt: skip
 
@@ -357,8 +417,8 @@ def _scores(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> Scores
         equal = one[:, None] == other[None, :]
         return known & equal, known & ~equal
 
-    (same_call, other_call), (same_family, other_family) = compared("operator"), compared("family")
-    same_shapes, other_shapes = compared("shapes")
+    (same_call, other_call), (same_family, other_family) = compared("call"), compared("family")
+    same_shapes, other_shapes = compared("inputs")
     same_names, _ = compared("plain")
     scores = _OPERATOR * same_call + _UNLIKE * other_call.astype(np.float32)
     scores += same_call * (_SHAPES[0] * same_shapes + _SHAPES[1] * other_shapes)
@@ -380,8 +440,19 @@ def _scores(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> Scores
         for side, rows in zip((before, after), kept, strict=True)
     ]
     stays = generic & ~same_call & ~same_names & (both[0][:, None] | both[1][None, :])
+    stays |= other_call & np.array([before.family[at] == COMMUNICATION for at in kept[0]])[:, None]
+    # a call with inputs that most calls of both runs have is in place of no other one
+    shared = (_shared(before, after)[kept[0]], _shared(after, before)[kept[1]])
+    stays |= same_call & other_shapes & (shared[0][:, None] | shared[1][None, :])
     possible = _possible(before, after, *kept) & ~stays & (scores >= _LEAST)
     return np.where(possible, scores, -1e6)
+
+
+def _shared(side: _Side, other: _Side) -> npt.NDArray[np.bool_]:
+    """Return the places whose call and inputs the other run has, if they have most of the time."""
+    keys = {*zip(other.call, other.inputs, strict=True)}
+    shared = np.array([one in keys for one in zip(side.call, side.inputs, strict=True)], np.bool_)
+    return shared & bool(2 * side.total_ns[shared].sum() > side.total_ns.sum())
 
 
 def _possible(before: _Side, after: _Side, *kept: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -479,21 +550,26 @@ class _Roles:
         pairing = reshaped = None
         sure = is_same
         if both[0] and both[1]:
-            keys = [{(s.operator[i], s.shapes[i]) for s, i in map(self.of, some)} for some in both]
+            keys = [{(s.call[i], s.inputs[i]) for s, i in map(self.of, some)} for some in both]
             plain = [{s.plain[i] for s, i in map(self.of, some)} for some in both]
-            shapes = [[first_shapes(text or "") for _, text in sorted(k, key=str)] for k in keys]
+            of = [{s.shapes[i] or "" for s, i in map(self.of, some)} for some in both]
+            shapes = [[first_shapes(text) for text in sorted(some)] for some in of]
             is_known = all(shapes[0]) and all(shapes[1])
             is_one_call = {key[0] for key in keys[0]} == {key[0] for key in keys[1]}
-            if is_known and is_one_call and not {*shapes[0]} & {*shapes[1]}:
+            if is_known and is_one_call and not ({*shapes[0]} & {*shapes[1]} or keys[0] & keys[1]):
                 reshaped = f"{shapes[0][0]} before, {shapes[1][0]} after"
-            sure |= bool(plain[0] & plain[1]) or bool(
-                {key for key in keys[0] & keys[1] if None not in key}
-            )
+            sure |= bool(plain[0] & plain[1]) or any(None not in key for key in keys[0] & keys[1])
             pairing = FUSED if is_fused else SAME if texts[0] == texts[1] else OTHER
         operator, of_inputs = side.operator[at], side.shapes[at]
+        calls = [s.operator[i] for s, i in map(self.of, sorted((*both[0], *both[1])))]
+        named = [*dict.fromkeys(filter(None, calls))]
+        if is_fused or len(named) == len(both):
+            operator = listed(named)
         if is_fused:
-            calls = [s.operator[i] for s, i in map(self.of, sorted((*both[0], *both[1])))]
-            operator, of_inputs = listed([*dict.fromkeys(filter(None, calls))]), None
+            operator, of_inputs = (
+                (None if side.family[at] == kernel_names.OPTIMIZER else operator),
+                None,
+            )
         return {
             "operator": operator, "shapes": of_inputs, "family": side.family[at],
             "before": texts[0], "after": texts[1], "pairing": pairing, "sure": sure,
@@ -527,11 +603,7 @@ _ROLE = {
 def _keys() -> Iterator[Callable[[_Side, int], Hashable]]:
     """Yield what places without a partner are paired by, the strongest first."""
     yield lambda side, at: side.unit[at]
-    yield (
-        lambda side, at: (
-            side.operator[at] and side.shapes[at] and (side.operator[at], side.shapes[at])
-        )
-    )
+    yield (lambda side, at: side.call[at] and side.inputs[at] and (side.call[at], side.inputs[at]))
     yield lambda side, at: side.plain[at]
 
 
@@ -560,7 +632,7 @@ def _join_alike(roles: _Roles) -> None:
         paired = [at for at in range(len(side.unit)) if first + at not in single]
         known: dict[Hashable, int] = {side.plain[at]: at for at in reversed(paired)}
         known |= {side.unit[at]: at for at in reversed(paired)}
-        calls = [(side.operator[at], side.shapes[at]) for at in range(len(side.unit))]
+        calls = list(zip(side.call, side.inputs, strict=True))
         for at in (at - first for at in alone):
             near = [one for one in (at - 1, at + 1) if 0 <= one < len(calls)]
             next_to = (one for one in near if first + one not in single and calls[one] == calls[at])
@@ -569,6 +641,23 @@ def _join_alike(roles: _Roles) -> None:
             like = known.get(side.unit[at], other)
             if like is not None:
                 roles.join(first + at, first + like)
+
+
+def _join_optimizers(roles: _Roles) -> None:
+    """Make one role of the optimizers of both runs if most of their time is in other operators."""
+    of = [
+        [at for at, one in enumerate(side.family) if one == kernel_names.OPTIMIZER]
+        for side in roles.sides
+    ]
+    times = [Counter[str | None](), Counter[str | None]()]
+    for side, places, time in zip(roles.sides, of, times, strict=True):
+        for at in places:
+            time[side.operator[at]] += int(side.total_ns[at])
+    shared = times[0].keys() & times[1].keys()
+    if all(of) and all(2 * sum(map(time.__getitem__, shared)) < time.total() for time in times):
+        for at in (*of[0], *(roles.first + one for one in of[1])):
+            roles.join(of[0][0], at)
+        roles.fused.add(of[0][0])
 
 
 def _join_named(roles: _Roles) -> None:
