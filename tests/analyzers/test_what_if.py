@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 from conftest import ROOT
+from diagnosing import finding
 from hypothesis import given, settings, strategies as st
 from perfetto_files import as_pytorch_writes, as_stages, load
 from replays import job_st, usual_changes
@@ -255,7 +256,7 @@ def test_a_sample_of_the_steps_gains_as_much_as_all(
     ranks = [varying(rank) for rank in (0, 1)]
     gains = {row["change"]: row["gain_frac"] for row in ta.what_if(ranks).changes.to_dicts()}
     waits = dict(ta.critical_path(ranks).classes.select("kind", "time_frac").iter_rows())
-    (whole,) = (one for one in ta.diagnose(ranks).findings if one.id == "data-loading")
+    whole = finding("data-loading", *ranks)
     monkeypatch.setattr(sample, "MOST_WORK", most)
     result = ta.what_if(ranks)
     counted = kernels // 4 - 2
@@ -267,7 +268,7 @@ def test_a_sample_of_the_steps_gains_as_much_as_all(
     assert path.steps == counted
     for row in path.classes.to_dicts():
         assert row["time_frac"] == pytest.approx(waits[row["kind"]], abs=0.02)
-    (one,) = (one for one in ta.diagnose(ranks).findings if one.id == "data-loading")
+    one = finding("data-loading", *ranks)
     assert (one.gain_basis, one.cost_ns) == ("replay", whole.cost_ns)
     assert one.gain_frac == pytest.approx(whole.gain_frac, rel=0.02)
 
