@@ -603,16 +603,16 @@ def growing_copies(result: Kernels, time: DeviceTime) -> list[tuple[str, int, in
     )
     by_shape = result.heaviest("name").join(sums, on="name").group_by("kernel")
     extended = dict(by_shape.agg(pl.col("extended").sum()).iter_rows())
-    found = []
+    ranked = []
     for (kernel,), calls in rows.group_by("kernel", maintain_order=True):
         devices, ns = calls.n_unique(DEVICE), int(calls["total_ns"].sum())
         sums = calls.drop_nulls("step").group_by("step").agg(ns=pl.col("total_ns").sum() // devices)
         called = result.place(str(kernel)).get("called") or ""
         if 2 * extended.get(kernel, 0) >= ns or re.search(_CACHE_UPDATE, called):
-            found.append((str(kernel), devices, ns // devices, 0, 0))
+            ranked.append((str(kernel), devices, ns // devices, 0, 0))
         elif grown := time.growing(sums.cast({"step": pl.String})):
-            found.append((str(kernel), devices, int(sums["ns"].sum()), *grown))
-    return sorted(found, key=lambda one: (-one[1] * one[2], one[0]))
+            ranked.append((str(kernel), devices, int(sums["ns"].sum()), *grown))
+    return sorted(ranked, key=lambda one: (-one[1] * one[2], one[0]))
 
 
 @rule(

@@ -145,23 +145,23 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     candidates = [
         one for rule in rules if skipped[rule.id] is None for one in _candidates(rule, answers)
     ]
-    found = gains.with_gains(_chained(candidates), examined, answers, rules)
+    gained = gains.with_gains(_chained(candidates), examined, answers, rules)
     return Diagnosis(
-        tuple(sorted(found.findings, key=_by_severity)),
+        tuple(sorted(gained.findings, key=_by_severity)),
         pl.DataFrame(schema=_BUDGET_TYPES) if little else budget(answers),
-        _checks(rules, skipped, found),
+        _checks(rules, skipped, gained),
         examined.files,
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined, answers),
-        about=", ".join(filter(None, _about(examined, found))),
-        timeline=None if little else _timeline(examined, found.findings),
+        about=", ".join(filter(None, _about(examined, gained))),
+        timeline=None if little else _timeline(examined, gained.findings),
         instead=_of_text_only(examined),
         little=little,
         input_notes=(
             *_advice(answers.problems),
             *filter(None, [examined.jobs, _inferred(answers)]),
-            *gains.notes(found, answers.time),
+            *gains.notes(gained, answers.time),
             *[_MORE_LINES] * ("py_spy_report" in examined.results),
             *examined.notes,
         ),
@@ -171,19 +171,19 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
 _MORE_LINES = "traceanalyzer py-spy-report shows all lines of code, and what else the samples do."
 
 
-def _about(examined: Examination, found: gains.Gains) -> Iterator[str]:
+def _about(examined: Examination, gained: gains.Gains) -> Iterator[str]:
     """Yield what was recorded, and how much of it is the profiler's."""
     yield described(examined.results)
-    if found.unprofiled_frac < 1:
-        yield f"about {format_frac(1 - found.unprofiled_frac)} shorter without the profiler"
+    if gained.unprofiled_frac < 1:
+        yield f"about {format_frac(1 - gained.unprofiled_frac)} shorter without the profiler"
     yield peak_memory(examined.results)
 
 
 def _checks(
-    rules: Sequence[Rule], skipped: Mapping[str, str | None], found: gains.Gains
+    rules: Sequence[Rule], skipped: Mapping[str, str | None], gained: gains.Gains
 ) -> pl.DataFrame:
     """Return one row per check, see :attr:`~.Diagnosis.rules`."""
-    failed = {one.id for root in found.findings for one in (root, *root.effects)}
+    failed = {one.id for root in gained.findings for one in (root, *root.effects)}
     rows = [
         {
             "rule": rule.id,
@@ -564,7 +564,7 @@ def budget(answers: Answers) -> pl.DataFrame:
     least = _LEAST * time.whole_ns
     rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
     of_cause = sorted(idle.items(), key=lambda item: -item[1])
-    names = causes.NAMES if (found := answers.of(GpuIdle)) is None else found.names
+    names = causes.NAMES if (idle_time := answers.of(GpuIdle)) is None else idle_time.names
     names = names | {causes.PEER: causes.IN_COLLECTIVES}
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     if kernels is not None and kernels.span_ns:

@@ -74,9 +74,9 @@ def what_if(
         raise OptionError("--finding cannot be combined with other changes")
     if options != Options(name, typical=typical):
         return run(WHAT_IF, inputs, options, **reading)
-    found, examined = diagnosed(inputs, **reading)
+    diagnosis, examined = diagnosed(inputs, **reading)
     result = _of_replay(examined, options) or run(WHAT_IF, inputs, options, **reading)
-    return replace(result, findings=_replayed(found.findings, name))
+    return replace(result, findings=_replayed(diagnosis.findings, name))
 
 
 def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
@@ -90,9 +90,9 @@ def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
     return with_notes(result, (*replay.input_notes, *examined.notes))
 
 
-def _replayed(found: Sequence[Finding], name: str | None) -> pl.DataFrame:
+def _replayed(findings: Sequence[Finding], name: str | None) -> pl.DataFrame:
     """Return the findings with a replayed gain, or the one with an id or number."""
-    chosen = found if name is None else [found[finding_number(name, found) - 1]]
+    chosen = findings if name is None else [findings[finding_number(name, findings) - 1]]
     rows = [(one.id, one.gain_change, one.gain_ns, one.gain_frac) for one in chosen]
     frame = pl.DataFrame(rows, schema=FINDINGS, orient="row").filter(pl.col("change") != "")
     if name is not None and frame.is_empty():

@@ -129,7 +129,7 @@ class Question(Generic[O, P, R]):
         """Return files and ranks without data that others of the same format have."""
         formats = {meta.format for meta, _ in self.parts}
         paths = {meta.path for meta, _ in self.parts}
-        found = (
+        skipped = (
             Skipped(
                 rank_of(meta.path, meta.rank) if meta.path in paths else meta.path,
                 why.removeprefix(f"{meta.path}: "),
@@ -137,7 +137,7 @@ class Question(Generic[O, P, R]):
             for meta, why in self.lacking
             if meta.format in formats
         )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(skipped))
 
     @contextmanager
     def _shielded(self) -> Iterator[None]:

@@ -42,17 +42,17 @@ def join_summaries(opened: OpenedInputs, questions: Questions, paths: Sequence[s
     for name, flag in _NEED_EVENTS.items():
         if getattr(opened.how, name) is not None:
             raise OptionError(f"{flag} needs the traces; a summary has only measured parts")
-    found: list[Summary] = []
+    summaries: list[Summary] = []
     columns: dict[bytes, pl.Series] = {}
     for path in paths:
         try:
-            found.append(Summary(path, columns))
+            summaries.append(Summary(path, columns))
         except InputError as error:
             opened.state.fail(path, error)
-    incomplete = [*_incomplete(found, len(paths) - len(found))]
-    found.sort(key=lambda one: (one.header.index, natural(one.header.path)), reverse=True)
-    while found:
-        one = found.pop()  # each needs more memory than its results
+    incomplete = [*_incomplete(summaries, len(paths) - len(summaries))]
+    summaries.sort(key=lambda one: (one.header.index, natural(one.header.path)), reverse=True)
+    while summaries:
+        one = summaries.pop()  # each needs more memory than its results
         try:
             _join(opened, questions, one)
         except InputError as error:
@@ -130,10 +130,10 @@ def not_stored(section: str, stored: Sequence[str]) -> str:
     )
 
 
-def _incomplete(found: Sequence[Summary], damaged: int) -> Iterator[tuple[str, str]]:
+def _incomplete(summaries: Sequence[Summary], damaged: int) -> Iterator[tuple[str, str]]:
     """Return the folders in which summaries are missing, with the positions of their inputs."""
     indexes: dict[tuple[str, int], set[int]] = {}
-    for one in found:
+    for one in summaries:
         key = (str(Path(one.path).parent), one.header.total)
         indexes.setdefault(key, set()).add(one.header.index)
     for (folder, total), present in indexes.items():

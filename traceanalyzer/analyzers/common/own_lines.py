@@ -309,19 +309,19 @@ def _with_largest_call(rows: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     )
 
 
-def answer(found: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[str] = ()) -> str:
+def answer(rows: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[str] = ()) -> str:
     """Return sentences on the lines of own code with most time, and on what is apart.
 
     Five numbers at most: up to three lines, then importing, waiting, idle threads and other code.
 
     Args:
-        found: result of :func:`lines`, not empty; groups are summed.
+        rows: result of :func:`lines`, not empty; groups are summed.
         acts: result of :func:`activities`.
         unit: unit of the weights.
         first: further shares of all samples, to come before those of importing and so on.
     """
     apart = [*first, *_apart(acts)]
-    summed = found.group_by("place", maintain_order=True).agg(
+    summed = rows.group_by("place", maintain_order=True).agg(
         pl.col("samples_frac").sum(), pl.col("calls", "calls_frac").first()
     )
     summed = summed.sort("samples_frac", descending=True, maintain_order=True)

@@ -666,8 +666,8 @@ def with_phases(steps: pl.DataFrame) -> pl.DataFrame:
     known = {name: described(name) for name in {*names} - {None}}
     rows = [known.get(name) or (None, None, None) for name in names]
     schema = {"phase": pl.String, "batch": pl.Int64, "tokens": pl.Int64}
-    found = pl.DataFrame(rows, schema=schema, orient="row")
-    return steps.hstack([column for column in found if column.name not in steps.columns])
+    phases = pl.DataFrame(rows, schema=schema, orient="row")
+    return steps.hstack([column for column in phases if column.name not in steps.columns])
 
 
 def with_time_before(steps: pl.DataFrame) -> pl.DataFrame:

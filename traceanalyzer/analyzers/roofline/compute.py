@@ -209,7 +209,7 @@ def _roofs(rows: pl.DataFrame, options: Options) -> pl.DataFrame:
         gpu, kind (``peak`` or ``bandwidth``), name (precision or level), value (FLOP/s, byte/s),
         origin (``given``, ``ncu`` or ``table``).
     """
-    found = []
+    roofs = []
     prefixes = {"peak ": "peak", "roof ": "bandwidth"}
     bandwidths = options.bandwidths()
     for (gpu,), of_gpu in sorted(rows.group_by("gpu"), key=lambda pair: str(pair[0])):
@@ -228,8 +228,8 @@ def _roofs(rows: pl.DataFrame, options: Options) -> pl.DataFrame:
             known["peak", _data_sheet_name(precision)] = (tflops * _TERA, "given")
         for level, gbps in bandwidths.items():
             known["bandwidth", level] = (gbps * _GIGA, "given")
-        found += [(gpu, *key, *value) for key, value in sorted(known.items())]
-    return pl.DataFrame(found, schema=_ROOFS, orient="row")
+        roofs += [(gpu, *key, *value) for key, value in sorted(known.items())]
+    return pl.DataFrame(roofs, schema=_ROOFS, orient="row")
 
 
 def _data_sheet_name(precision: str) -> str:

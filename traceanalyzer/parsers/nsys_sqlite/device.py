@@ -50,11 +50,11 @@ def kernels(export: tables.Export) -> pl.DataFrame:
 
 def processes(export: tables.Export) -> set[int | None]:
     """Return the processes of all kernels, copies and memsets; None if one is not recorded."""
-    found: set[int | None] = set()
+    pids: set[int | None] = set()
     for table in (tables.KERNEL, tables.GRAPH_TRACE, tables.MEMCPY, tables.MEMSET):
         rows = export.read(table, "globalPid", shape=lambda piece: piece.unique())
-        found.update(rows.select(tables.pid("globalPid"))["pid"])
-    return found
+        pids.update(rows.select(tables.pid("globalPid"))["pid"])
+    return pids
 
 
 def _launch_config(export: tables.Export) -> tuple[list[str], list[pl.Expr]]:

@@ -306,9 +306,9 @@ def _without_columns(database: Database, only_process: int | None) -> list[Issue
     if not database.has(tables.STRINGS) and tables.STRINGS not in database.not_tables:
         issues.append(("data_loss", "missing-table", 1, f"{tables.STRINGS}: names"))
     for table, required in tables.REQUIRED.items():
-        found = database.tables.get(table, required)
+        recorded = database.tables.get(table, required)
         needed = (c for c in required if c != _PROCESS or only_process is None)
-        missing = [c for c in needed if c not in found]
+        missing = [c for c in needed if c not in recorded]
         if missing:
             del database.tables[table]
             issues.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
