@@ -633,10 +633,10 @@ def _are_of_sequences(comm: CommOutliers) -> bool:
     In sequence parallelism, layers gather and scatter them. Parameters (FSDP) are gathered in the
     whole forward pass first.
     """
-    keys, rows = ["path", "rank", "step"], comm.instances.drop_nulls("step")
-    rows = rows.filter(pl.col("collective").is_in(_PARTS)).join(comm.groups.head(1), on="group")
-    is_sum = pl.col("collective") == "reduce_scatter"
-    rows = rows.sort("ts").select(
+    keys, is_sum = ["path", "rank", "step"], pl.col("collective") == "reduce_scatter"
+    rows = comm.instances[*keys, "group", "collective", "ts"].drop_nulls("step")
+    rows = rows.filter(pl.col("collective").is_in(_PARTS))
+    rows = rows.join(comm.groups.head(1), on="group", how="semi").sort("ts").select(
         *keys, is_sum=is_sum, after=is_sum & ~is_sum.shift(1).over(keys).fill_null(value=True),
         early=~is_sum & (is_sum.cum_sum().over(keys) == 0),
     )  # fmt: skip

@@ -21,6 +21,7 @@ devices. Removing a cause may gain less: another rank may then be the slowest, s
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.arrivals import WARN_FRAC, carried, in_sequences
 from traceanalyzer.analyzers.comm_outliers.pipelines import Pipeline, scheduled, work_longer
 from traceanalyzer.analyzers.comm_outliers.result import SLOW_LINK_FRAC, CommOutliers
-from traceanalyzer.analyzers.common.columns import left_join, ratio
+from traceanalyzer.analyzers.common.columns import left_join, previous, ratio
 from traceanalyzer.analyzers.common.device_steps import usual_ns
 from traceanalyzer.analyzers.common.display import Basis
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -303,10 +304,10 @@ def device_time(
     signed = ((alone, _LENGTH), (in_first, -_LENGTH), (in_steps, -_LENGTH))
     lengths = pl.concat(rows.select("cause", ns=ns) for rows, ns in signed)
     outside = lengths.group_by("cause").agg(idle_ns=pl.col("ns").sum())
-    losses = [_shaped(in_steps), *_communication(lost, comm, windows, training)]
+    losses = chain([_shaped(in_steps)], _communication(lost, comm, windows, training))
     del alone, in_steps, lengths, signed  # each is as large as the losses
     time = DeviceTime(
-        losses=with_step(pl.concat(losses).filter(pl.col("lost_ns") > 0), windows),
+        losses=with_step(pl.concat(rows.filter(pl.col("lost_ns") > 0) for rows in losses), windows),
         windows=windows,
         outside=outside.sort("idle_ns", "cause", descending=[True, False]),
         warm_up=with_step(_shaped(in_first), first),
@@ -453,7 +454,9 @@ def with_step(losses: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     step = linking.label_by_interval(middle, begun, DEVICE)["interval"]
     losses = losses.with_columns(windows["step"].gather(step))
     _, (device,) = group_numbers(DEVICE, losses)  # faster than a sort by texts
-    return losses[np.lexsort((losses["end"], losses["start"], device))]
+    order = pl.Series(np.lexsort((losses["end"], losses["start"], device)))
+    # column by column, as both orders are large
+    return pl.DataFrame([losses.drop_in_place(name)[order] for name in losses.columns])
 
 
 #: The end of a step that lasts until the next one begins, and a time before all others.
@@ -710,22 +713,21 @@ def _before_arrival(
     """
     lane = ("path", "rank", "lane")
     ordered = comm.arrivals["instance", *lane, "device", "ts", "arrival"].sort(*lane, "ts")
-    before = {"start": "ts", "before": "instance"}
     rows = ordered.with_columns(
-        **{name: pl.col(column).shift(1).over(lane) for name, column in before.items()}, end="ts"
+        start=previous(pl.col("ts"), *lane), before=previous(pl.col("instance"), *lane), end="ts"
     )
+    pairs = pl.concat(
+        direct.select("instance", rank=rank, is_late=pl.lit(rank == "last_rank"))
+        for rank in ("last_rank", "first_rank")
+    )
+    both = rows.join(pairs, on=["instance", "rank"], maintain_order="left")
     # if a device lags behind its host, the host may lose time before the first step
     starts = pl.concat([windows.select(*DEVICE, "start"), lost.select(*DEVICE, "start")])
     begun = starts.group_by(DEVICE).agg(begun=pl.col("start").min())
-    rows = rows.join(begun, on=DEVICE, how="left", nulls_equal=True)
+    both = both.join(begun, on=DEVICE, how="left", nulls_equal=True, maintain_order="left")
     start = pl.coalesce("start", "begun")
-    rows = rows.with_columns(start, arrived=start + pl.col("arrival") - pl.col("ts"))
-    pairs = direct.select("instance", "last_rank", "first_rank")
-    both = rows.join(pairs, on="instance").filter(
-        (pl.col("rank") == pl.col("last_rank")) | (pl.col("rank") == pl.col("first_rank"))
-    )
-    is_late = pl.col("rank") == pl.col("last_rank")
-    known = both.with_columns(is_late=is_late).filter(pl.col("end") >= pl.col("start"))
+    both = both.with_columns(start, arrived=start + pl.col("arrival") - pl.col("ts"))
+    known = both.filter(pl.col("end") >= pl.col("start"))
     return known.filter(pl.len().over("instance") == 2)
 
 

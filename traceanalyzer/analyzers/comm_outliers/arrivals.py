@@ -33,7 +33,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.collectives import Activity, Part
 from traceanalyzer.analyzers.comm_outliers.matching import ROOTED, UNEVEN
 from traceanalyzer.analyzers.common import soundness
-from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
+from traceanalyzer.analyzers.common.columns import previous, ratio, sum_if_known
 from traceanalyzer.analyzers.common.device_steps import is_warm_up
 from traceanalyzer.frames import intervals
 from traceanalyzer.units import NS_PER_MS
@@ -262,7 +262,7 @@ _WAITING = [
 def in_sequences(rows: pl.DataFrame) -> pl.DataFrame:
     """Sort arrivals by the stream and time, and number those that are queued, ``sequence``."""
     lane, end = ("path", "rank", "lane"), pl.col("ts") + pl.col("duration_ns")
-    gap = (pl.col("ts") - end.shift(1)).over(lane)
+    gap = pl.col("ts") - previous(end, *lane)
     return rows.sort(*lane, "ts").with_columns(sequence=((gap > _GAP_NS) | gap.is_null()).cum_sum())
 
 

@@ -28,6 +28,16 @@ def ratio(part: str | pl.Expr, whole: str | pl.Expr) -> pl.Expr:
     return pl.when(whole > 0).then(part / whole)
 
 
+def previous(value: pl.Expr, *keys: str) -> pl.Expr:
+    """Return the value in the row before; null in the first row of each group of equal keys.
+
+    The rows are sorted by the keys: faster and in less memory than a window over texts.
+    """
+    same = (pl.col(key).eq_missing(pl.col(key).shift(1)) for key in keys)
+    first = pl.int_range(pl.len()) == 0
+    return pl.when(~first & pl.all_horizontal(*same)).then(value.shift(1))
+
+
 def sum_if_known(column: str) -> pl.Expr:
     """Return the sum of a column under its name; null if all values are null."""
     value = pl.col(column)

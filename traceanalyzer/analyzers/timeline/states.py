@@ -124,9 +124,10 @@ def lost_states(lost: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 def with_peers(compared: CommOutliers, units: pl.DataFrame | None = None) -> pl.DataFrame:
     """Return the arrivals (of units) that wait, with ``peer``, the rank waited for: the root."""
     last = compared.collectives.select("instance", "root_rank", "last_rank")
-    rows = compared.arrivals.filter(pl.col("wait_ns") > 0).join(last, on="instance")
+    rows = compared.arrivals.filter(pl.col("wait_ns") > 0)
     if units is not None:
         rows = rows.join(units, on=["path", "rank"], how="semi", nulls_equal=True)
+    rows = rows.join(last, on="instance")
     is_root = pl.col("root_rank") == pl.col("rank")
     peer = pl.when(is_root).then("last_rank").otherwise(pl.coalesce("root_rank", "last_rank"))
     return rows.with_columns(peer=peer)
