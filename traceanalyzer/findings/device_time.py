@@ -555,6 +555,8 @@ def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> 
     """
     overlapped = intervals.overlap_with(waits, exposed, DEVICE)
     overlapped = overlapped.with_columns(hidden=_LENGTH - pl.col("overlap"))
+    if not overlapped["hidden"].sum():
+        return overlapped.clear()
     sequences = intervals.overlap_with(_sequences(comm), exposed, DEVICE)
     on = ("instance", *DEVICE)
     of_rank = overlapped.group_by(on).agg(pl.col("hidden").sum())

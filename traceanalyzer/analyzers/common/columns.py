@@ -34,8 +34,7 @@ def previous(value: pl.Expr, *keys: str) -> pl.Expr:
     The rows are sorted by the keys: faster and in less memory than a window over texts.
     """
     same = (pl.col(key).eq_missing(pl.col(key).shift(1)) for key in keys)
-    first = pl.int_range(pl.len()) == 0
-    return pl.when(~first & pl.all_horizontal(*same)).then(value.shift(1))
+    return pl.when(*same).then(value.shift(1))
 
 
 def sum_if_known(column: str) -> pl.Expr:

@@ -206,7 +206,10 @@ def divide(rows: pl.DataFrame, parts: Sequence[Exposed]) -> pl.DataFrame:
     )
 
 
-#: Columns of collectives that are used here: those of many ranks are large.
+#: Columns of collectives that are not used here, and those that are after ranks are matched.
+_UNUSED = (
+    "overlapped_by", "memory_ns", "elements_in", "elements_out", "splits_in", "replayed"
+)  # fmt: skip
 _NEEDED = [
     *("id", "instance", "lane", "path", "rank", "device", "stream", "step", "start", "end", "ts"),
     *("duration_ns", "compute_ns", "message_bytes", "collective", "group", "group_size"),
@@ -225,7 +228,7 @@ def communication(each: Sequence[Exposed]) -> pl.DataFrame:
         return pl.DataFrame()
     shifts = {part.path: part.shift_ns for part in parts}
     ordered = matching.ordered(matching.devices_apart(parts))
-    matched = matching.match(matching.joined(ordered))[_NEEDED]
+    matched = matching.match(matching.joined(ordered, _UNUSED))[_NEEDED]
     clocks = arrivals.clock_offsets(matched, {part.rank: part.host for part in ordered})
     met = arrivals.plausible(arrivals.arrivals(matched, arrivals.applied(clocks)))
     last = pl.col("rank").filter("is_last").first().over("instance")

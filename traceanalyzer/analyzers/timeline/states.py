@@ -127,10 +127,9 @@ def with_peers(compared: CommOutliers, units: pl.DataFrame | None = None) -> pl.
     rows = compared.arrivals.filter(pl.col("wait_ns") > 0)
     if units is not None:
         rows = rows.join(units, on=["path", "rank"], how="semi", nulls_equal=True)
-    rows = rows.join(last, on="instance")
     is_root = pl.col("root_rank") == pl.col("rank")
     peer = pl.when(is_root).then("last_rank").otherwise(pl.coalesce("root_rank", "last_rank"))
-    return rows.with_columns(peer=peer)
+    return rows.join(last, on="instance").with_columns(peer=peer)
 
 
 def with_waits(rows: pl.DataFrame, waits: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
