@@ -499,6 +499,35 @@ def test_steps_that_prefill_are_not_slow(
 
 
 @pytest.mark.parametrize(
+    ("encoder", "found"),
+    [("_execute_mm_encoder", True), ("VisionTransformer: visual_tower", True), ("prefill", False)],
+)
+def test_an_encoder_before_the_model_is_named(encoder: str, found: bool) -> None:
+    """Its steps run other kernels than most, as those of prefill, whose length is the prompt's."""
+    events: list[Event] = []
+    begin = call = 0
+    for number in range(9):
+        encodes = number in (2, 7)
+        names = ["gemm_large"] * 12 * encodes + ["gemm_small", "paged_attention_v2_kernel"]
+        length = MS * len(names)
+        events.append(host("user_annotation", f"step {number}", begin, length))
+        events += [host("user_annotation", encoder, begin, 12 * MS)] * encodes
+        for at, name in enumerate(names):
+            call += 1
+            start = begin + at * MS
+            events.append(host("cuda_runtime", "cudaLaunchKernel", start, US, correlation=call))
+            events.append(device(name, start + 2 * US, MS - 3 * US, correlation=call))
+        begin += length
+    results = dict(
+        examine([trace(events)], ["steps", "kernels", "gpu_idle"], use="findings").results
+    )
+    ones = [one for one in BY_ID["uneven-steps"].judge(Answers(results)) if one.size > 0.02]
+    assert [one.step for one in ones] in ([["step 2"], ["step 7"]] if found else [[]])
+    assert all(BY_ID["uneven-steps"].severity(one.size) == "info" for one in ones)
+    assert [one.cost_frac for one in ones] == [pytest.approx(0.571, abs=0.002)] * found
+
+
+@pytest.mark.parametrize(
     ("slow", "kernels", "every"),
     [((2, 5, 8), 4, 3), ((2, 5), 4, 0), ((2, 5, 7), 4, 0), ((2, 5, 8), 0, 0)],
 )  # fmt: skip

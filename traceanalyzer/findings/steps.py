@@ -1,5 +1,6 @@
 """Rules for steps: slow ones, those of inference engines, and the time between them."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     Difference,
     compare,
 )
-from traceanalyzer.analyzers.common.names import frame_text, launched_by
+from traceanalyzer.analyzers.common.names import called_in, frame_text, launched_by
 from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL
 from traceanalyzer.analyzers.common.waits import ADVICE, KV_TRANSFER, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
@@ -64,7 +65,9 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     each = _recorded_by_all(each, answers)
     # the duration of prefill depends on the prompts
     each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
-    each = each.join(_prefills(result, answers), on=_STEP, how="anti", nulls_equal=True)
+    prefills = _prefills(result, answers)
+    if not (encodes := any(_encodes(answers, one) for one in prefills.head(1).to_dicts())):
+        each = each.join(prefills, on=_STEP, how="anti", nulls_equal=True)
     whole = int(each["duration_ns"].sum())
     length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
     usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
@@ -93,9 +96,13 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         explained["throttled-steps"] = 1.0
     size, period = left * cost / whole, _period(longer, worst)
     what = f"One step in {period} takes longer, which costs" if period else "Slow steps cost"
-    if period and grown == "compute" and kernels and kernels.why == MORE_KERNELS:
-        size, remedy = min(size, _OF_DESIGN), _LESS_OFTEN
-        reason += _launched_in(answers, worst)
+    if (period or encodes) and grown == "compute" and kernels and kernels.why == MORE_KERNELS:
+        size, remedy = min(size, _OF_DESIGN), _ENCODE_APART if encodes else _LESS_OFTEN
+        place = _rare_place(answers, worst)
+        if encodes and (called := called_in(place)):
+            reason = f"the encoder of images, audio or video{called}"
+        elif launched := launched_by(place):
+            reason += f", with kernels{launched[1:]}"
     elif kernels and kernels.why == LARGER_INPUTS and grown != "idle":
         what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
@@ -104,7 +111,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     sure = each.height >= _ENOUGH * result.ranks.height and not reason.startswith(_CHANCE)
     yield Measured(
         size=min(size, _OF_DESIGN) if reason.startswith(_CHANCE) else size,
-        cost_frac=left * cost / whole,
+        cost_frac=left * share,
         of="" if on_device else "step time",
         per="" if on_device else "step",
         title=f"{what} {format_frac(share)} of step time"
@@ -143,16 +150,32 @@ def _period(longer: pl.DataFrame, worst: Mapping[str, Any]) -> int:
     return period if period > 1 and numbers == expected else 0
 
 
-def _launched_in(answers: Answers, step: Mapping[str, Any]) -> str:
-    """Return what launches the longest kernel that at most every second step runs, as a phrase."""
+def _rare_place(answers: Answers, step: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what launches the longest kernel of a step that at most every second step runs."""
     if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
-        return ""
+        return {}
     rows = kernels.by_step.drop_nulls("step")
     rare = rows.filter(2 * pl.col("step").n_unique().over("kernel") <= rows["step"].n_unique())
     rare = rare.filter(step=step["step"]).group_by("kernel").agg(pl.col("total_ns").sum())
-    most = largest_first(rare, "total_ns", "kernel")["kernel"].head(1)
-    launched = [launched_by(kernels.place(kernel)) for kernel in most]
-    return "".join(f", with kernels{text[1:]}" for text in launched if text)
+    most = largest_first(rare, "total_ns", "kernel")["kernel"]
+    return kernels.place(most[0]) if most.len() else {}
+
+
+#: Code that encodes images, audio or video before the language model runs.
+_ENCODER = (
+    r"(?i)(?:mm|vision|visual|image|audio|video)_?(?:encoder|tower|model)"
+    r"|encode_(?:image|audio|video)|multi_?modal"
+)
+_ENCODE_APART = (
+    "All requests wait meanwhile: keep encoded inputs (cache of the encoder), encode smaller ones "
+    "or fewer in a step, or encode on another GPU (disaggregated encoder)."
+)
+
+
+def _encodes(answers: Answers, step: Mapping[str, Any]) -> bool:
+    """Whether a step that runs other kernels than most steps encodes images, audio or video."""
+    texts = map(str, _rare_place(answers, step).values())
+    return any(re.search(_ENCODER, text) for text in texts)
 
 
 def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
