@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,32 @@ def starved_and_full() -> Any:
     with contextlib.suppress(MAKE["OutOfMemory"]):
         device.alloc(90 * MIB, "forward0")
     return run
+
+
+@pytest.mark.parametrize(
+    ("mib", "place", "severity"),
+    [
+        (90, "forward0", "warning"),
+        (50, "optimizer", "warning"),
+        (20, "optimizer", "critical"),
+        (0, "", "critical"),
+    ],
+)
+def test_an_error_after_which_the_program_goes_on(
+    tmp_path: Path, mib: int, place: str, severity: str
+) -> None:
+    device = MAKE["Device"](0, 120 * MIB)
+    run = MAKE["Run"]([device])
+    weights = device.alloc(60 * MIB, "weights")
+    with contextlib.suppress(MAKE["OutOfMemory"]):
+        device.alloc(90 * MIB, "forward0")
+    device.free(weights, "optimizer")
+    if mib:
+        device.alloc(mib * MIB, place)
+    (one,) = (
+        each for each in ta.diagnose(write(tmp_path, run)).findings if each.id == "out-of-memory"
+    )
+    assert one.severity == severity
 
 
 def chain(result: ta.Diagnosis) -> list[tuple[str, list[str]]]:
@@ -154,3 +181,14 @@ def test_a_snapshot_without_problems_has_its_peak() -> None:
 
 def test_a_trace_with_a_time_budget_has_no_peak() -> None:
     assert "peak memory" not in ta.diagnose(ROOT / "fixtures/transformer").about
+
+
+@pytest.mark.parametrize(("stack", "twice"), [("_ddp_init_helper (d.py:1)", 8), ("f (d.py:1)", 0)])
+def test_gradients_that_lie_in_buckets_too(stack: str, twice: int) -> None:
+    memory = ta.memory(MEMORY / "leak.pickle")
+    rows = memory.alive.head(2).with_columns(
+        live_bytes=pl.Series([8 * MIB, 10 * MIB]),
+        category=pl.Series(["communication buffers", "gradients"]),
+        stack=pl.Series([f"main (train.py:1);{stack}", "backward (_tensor.py:5)"]),
+    )
+    assert (f"{twice} MiB of gradients" in replace(memory, alive=rows).verdict) == (twice > 0)

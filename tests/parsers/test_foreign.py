@@ -17,6 +17,7 @@ from conftest import ROOT
 from wording import raises_wording
 
 import traceanalyzer as ta
+from traceanalyzer.cli.main import status
 from traceanalyzer.errors import UnknownFormat, UnreadableFile
 from traceanalyzer.parsers.foreign import recognise
 
@@ -207,6 +208,27 @@ AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or time
             ],
             "alltoall_base 8 on ranks 0-1",
         ),
+        (
+            [
+                NEW.format(4) + "SeqNum=610, OpType=COALESCED, NumelIn=56320, NumelOut=450560",
+                NEW.format(6) + "SeqNum=610, OpType=COALESCED, NumelIn=76800, NumelOut=614400",
+            ],
+            "coalesced 610 of 56,320 elements on rank 4, coalesced 610 of 76,800 elements on rank",
+        ),
+        (
+            [  # sends and receives
+                NEW.format(0) + "SeqNum=7, OpType=COALESCED, NumelIn=512, NumelOut=512",
+                NEW.format(1) + "SeqNum=7, OpType=COALESCED, NumelIn=64, NumelOut=64",
+            ],
+            "coalesced 7 on ranks 0-1",
+        ),
+        (
+            [
+                NEW.format(0) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=10, NumelOut=20",
+                NEW.format(1) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=12, NumelOut=24",
+            ],
+            "allgather_base 3 of 10 elements on rank 0, allgather_base 3 of 12 elements on rank 1",
+        ),
         (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
         (
             [  # the ranks within groups are not those of the job
@@ -233,6 +255,27 @@ def test_a_log_of_the_watchdog_names_collectives_and_ranks(lines: list[str], nam
     assert known is not None
     assert f"timeout of {named}" in known.what
     assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in known.hint
+
+
+def test_a_log_of_a_watchdog_that_is_stuck() -> None:
+    line = "[rank{0}]:[E419 P.cpp:1484] [PG ID 2 PG GUID 9 Rank {0}] ProcessGroupNCCL's watchdog "
+    text = "\n".join(f"{line.format(rank)}got stuck for 480 seconds" for rank in (4, 2))
+    known = recognise(text.encode(), "job.log")
+    assert known is not None
+    assert "stuck for 480 s on ranks 2, 4" in known.what
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["diagnose"], 0), (["hang"], 0), (["kernels"], 1), (["diagnose", "-o", "x.json"], 1)],
+)
+def test_the_log_of_a_failed_job_is_an_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int
+) -> None:
+    (tmp_path / "job.log").write_text(OLD.format(1) + "SeqNum=9, OpType=GATHER\n")
+    assert status([*arguments, str(tmp_path / "job.log")]) == code
+    out, error = capsys.readouterr()
+    assert "gather 9 on rank 1" in (error if code else out)
 
 
 PRINT = "Rank {} is running collective: CollectiveFingerPrint({}OpType={}, TensorShape=[{}]"

@@ -15,7 +15,7 @@ import click
 from traceanalyzer import __version__
 from traceanalyzer.cli.commands import Commands
 from traceanalyzer.cli.signals import STATUS, as_exceptions, ignore
-from traceanalyzer.errors import TraceAnalyzerError
+from traceanalyzer.errors import FailedJob, TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
 _EXAMPLES = """\b
@@ -94,6 +94,11 @@ def status(arguments: list[str]) -> int:
         if isinstance(end := error.__cause__, EOFError):  # of a .pyc; click takes it for Ctrl-D
             return _failed(f"internal error: EOFError: {end}; please report it", 1)
         return STATUS[signal.SIGINT]
+    except FailedJob as error:
+        if not {"diagnose", "hang"} & {*arguments[:1]} or {"-o", "--output"} & {*arguments}:
+            return _failed(str(error), error.exit_code)
+        click.echo(visible(str(error)))
+        return 0
     except TraceAnalyzerError as error:
         return _failed(str(error), error.exit_code)
     except MemoryError:

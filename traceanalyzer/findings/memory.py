@@ -26,6 +26,8 @@ from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac
 
 _PLACE = ["rank", "path", "device"]
+#: Measure of errors after which the program goes on.
+_HANDLED = 0.5
 #: The rule that explains out-of-memory errors of a cause.
 _BY_CAUSE = {FRAGMENTATION: "memory-fragmentation"}
 #: The rule that explains fragmentation at an error: without a leak, with a leak.
@@ -35,8 +37,8 @@ _OF_LEAK = ("out-of-memory", "memory-growth")
 @rule(
     "memory_oom",
     "out-of-memory errors",
-    "errors of one cause",
-    {"critical": 1},
+    "errors of one cause; less than 1 if the program went on",
+    {"warning": _HANDLED, "critical": 1},
     counts=True,
     uses=("memory_growth", "memory"),
 )
@@ -55,10 +57,11 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
         fills, is_sure = _filling(result, first) if of_demand else ("", True)
         pools = _pools(answers.of(Memory), first["unused_bytes"]) if cause == ELSEWHERE else None
         others = errors.filter(pl.col("cause") != cause)["cause"].value_counts().sort("cause")
+        went_on = errors["recovered"].all()
         yield Measured(
-            size=n,
+            size=_HANDLED if went_on else n,
             title=f"{line} requested {'memory' if asked is None else format_bytes(asked)} and ran "
-            f"out of memory{why}{many}.",
+            f"out of memory{why}{many}{', but went on' * went_on}.",
             evidence=(
                 f"{format_bytes(first['allocated_bytes'])} were allocated{located(first)}{fills}.",
                 *((pools.text,) if pools else evaluated),

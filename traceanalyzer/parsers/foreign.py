@@ -17,11 +17,12 @@ from traceanalyzer.vocabulary import NSYS_TABLE
 
 
 class Foreign(NamedTuple):
-    """Description of a file, advice, and whether it contains a recording."""
+    """Description of a file, advice, whether it contains a recording, or why a job failed."""
 
     what: str
     hint: str
     is_recording: bool = False
+    failed: bool = False
 
 
 _XPLANE = (
@@ -68,7 +69,7 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             is_recording=True,
         )
     if collectives := job_log.failed_collectives(head):
-        return Foreign(*collectives, is_recording=True)
+        return Foreign(*collectives, is_recording=True, failed=True)
     starts = {"text": head.lstrip()[: 1 << 14], "binary": head[: 1 << 14]}
     every = (
         (one, test.match(start)) for kind, start in starts.items() for test, one in _known(kind)

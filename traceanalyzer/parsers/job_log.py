@@ -22,6 +22,7 @@ _SUFFIXES = ("", ".log", ".out", ".err", ".txt")
 _ERRORS = (
     b"Tried to allocate", b"Watchdog caught", b"detected by watchdog at work", b"at NCCL work: ",
     b"dump signal due to", b"mismatch between collectives", b"to pass monitoredBarrier in ",
+    b"watchdog got stuck for ",
 )  # fmt: skip
 _TABLES = (
     b"Self CPU ", b"memory summary, device ID", b"Flops Profiler", b"time (ms) | ",
@@ -38,7 +39,7 @@ _RANK = (
 _TIMED_OUT = re.compile(
     _RANK + rb"(?:Watchdog caught collective operation timeout: WorkNCCL\(\w{1,9}=|Timeout at NCCL "
     rb"work: |(?:Exception|failure) [^:\n]{0,80}at work(?: sequence id)?: )(\d{1,15})"
-    rb"(?:, OpType=(\w{1,32})(?:, NumelIn=(\d{1,15}))?)?"
+    rb"(?:, OpType=(\w{1,32})(?:, NumelIn=(\d{1,15})(?:, NumelOut=(\d{1,15}))?)?)?"
 )
 #: What a rank prints that did not time out itself.
 _SIGNALLED = re.compile(
@@ -48,8 +49,9 @@ _SIGNALLED = re.compile(
 _BARRIER = re.compile(
     rb"\bRanks? (\d{1,7}(?:, \d{1,7}){0,9999}) failed to pass monitoredBarrier in "
 )
+_STUCK = re.compile(_RANK + rb"[^\n]{0,40}?watchdog got stuck for (\d{1,7}) seconds")
 #: Collectives to which all ranks pass equal sizes.
-_EQUAL_SIZES = ("allreduce", "broadcast", "reduce")
+_EQUAL_SIZES = ("allreduce", "broadcast", "reduce", "allgather_base", "reduce_scatter_base")
 _DUMPS = (
     "record what each rank waits for, in all ranks: TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
     "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 write dumps that traceanalyzer hang reads; py-spy dump "
@@ -59,7 +61,14 @@ _CALLED = re.compile(
     rb"\bRank (\d{1,7}) is running collective:\s{1,9}CollectiveFingerPrint\("
     rb"(?:SequenceNumber=(\d{1,15}),? ?)?OpType=(\w{1,32})(?:, TensorShape=\[([\d, ]{0,200})\])?"
 )
-_DIFFERENT = "in one group, these ranks call different collectives: compare their code"
+_DIFFERENT = (
+    "in one group, these ranks call different collectives, or pass different sizes to one: compare "
+    "their code and inputs"
+)
+_STACKS = (
+    "a call of CUDA or NCCL did not return, such as cudaEventDestroy while another thread that "
+    "holds the GIL calls CUDA: py-spy dump --native --pid PID, or gdb, shows both threads"
+)
 _COMPARE = (
     "the traceback below that line in the log names the call of this rank; find why the other rank "
     "takes another branch, or passes another size (batches, parameters and uneven inputs differ)"
@@ -125,7 +134,7 @@ def _around(text: bytes, marks: Sequence[bytes]) -> Iterator[bytes]:
 
 def failed_collectives(text: bytes) -> tuple[str, str] | None:
     """Return which ranks failed in which collectives, and advice; None if a text says nothing."""
-    return _mismatch(text) or _barrier(text) or _timeout(text)
+    return _mismatch(text) or _barrier(text) or _timeout(text) or _stuck(text)
 
 
 def _mismatch(text: bytes) -> tuple[str, str] | None:
@@ -151,6 +160,15 @@ def _barrier(text: bytes) -> tuple[str, str] | None:
     return (f"the log of a job that hung: {_listed(each)}", _DUMPS) if late else None
 
 
+def _stuck(text: bytes) -> tuple[str, str] | None:
+    """Describe the ranks whose watchdog itself waits."""
+    waits = {int(rank or of_group): int(s) for rank, _, of_group, s in _STUCK.findall(text)}
+    if not waits:
+        return None
+    each = {f"NCCL's watchdog was stuck for {max(waits.values()):,} s": sorted(waits)}
+    return f"the log of a job that hung: {_listed(each)}", _STACKS
+
+
 def _timeout(text: bytes) -> tuple[str, str] | None:
     """Describe the first collective of each rank and group that timed out."""
     works = sorted(_works(text), key=lambda one: (one.number, one.rank))
@@ -160,8 +178,7 @@ def _timeout(text: bytes) -> tuple[str, str] | None:
     groups, named = dict[str, dict[int, _Work]](), dict[tuple[object, ...], set[tuple[str, str]]]()
     for one in works:
         groups.setdefault(one.group, {}).setdefault(one.rank, one)
-        kind = {(one.kind, one.size if one.kind in _EQUAL_SIZES else "")} if one.kind else set()
-        named.setdefault(one[1:3], set()).update(kind)
+        named.setdefault(one[1:3], set()).update({(one.kind, one.size)} if one.kind else ())
     for group, first in groups.items():
         for one in first.values():
             call, differs = _call(one, named[one[1:3]])
@@ -184,13 +201,16 @@ def _works(text: bytes) -> list[_Work]:
     A line names the kind of a collective or its group: those of one rank and number are one.
     """
     known = dict[tuple[int, int], _Work]()  # a rank's number in two groups at once is rare
-    for rank, group, of_group, number, kind, size in _TIMED_OUT.findall(text):
+    for rank, group, of_group, number, kind, size, out in _TIMED_OUT.findall(text):
+        # coalesced gathers of equal parts; sends and receives may differ in size
+        gathers = _name(kind) == "coalesced" and 0 < int(size or 0) < int(out or 0)
+        alike = _name(kind) in _EQUAL_SIZES or (gathers and int(out) % int(size) == 0)
         key = int(rank or of_group), int(number)
         before = known.get(key, _Work(key[0], "", key[1], "", ""))
         known[key] = before._replace(
             group=before.group or group.decode(errors="replace"),
             kind=before.kind or _name(kind),
-            size=before.size or size.decode(),
+            size=before.size or (size.decode() if alike else ""),
         )
     if len({one.group for one in known.values()} - {""}) > 1:
         return [*known.values()]
@@ -206,11 +226,10 @@ def _absent(text: bytes, number: int, known: set[int]) -> list[int]:
 
 def _call(one: _Work, named: set[tuple[str, str]]) -> tuple[str, bool]:
     """Return the name of a collective, and whether ranks call others with its number."""
-    kind, size = one.kind, one.size
     if len(named) <= 1:
         return f"{next(iter(named), ('work', ''))[0]} {one.number}", False
-    of = f" of {int(size):,} elements" if size and kind in _EQUAL_SIZES else ""
-    return f"{kind or 'work'} {one.number}{of}", True
+    of = f" of {int(one.size):,} elements" if one.size else ""
+    return f"{one.kind or 'work'} {one.number}{of}", True
 
 
 def _name(kind: bytes) -> str:

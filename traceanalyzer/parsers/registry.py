@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import PurePath
 
-from traceanalyzer.errors import OptionError, UnknownFormat
+from traceanalyzer.errors import FailedJob, OptionError, UnknownFormat
 from traceanalyzer.parsers import chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.source import Source
@@ -166,7 +166,8 @@ def require(source: Source) -> Format:
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
     if known := foreign.recognise(job_log.notable(source) or source.head(), source.path):
-        raise UnknownFormat(source.path, known.what, hint=known.hint)
+        kind = FailedJob if known.failed else UnknownFormat
+        raise kind(source.path, known.what, hint=known.hint)
     is_object = source.head().lstrip().startswith(b"{")
     unknown = "JSON without traceEvents" if is_object else "unknown file format"
     if source.damage:

@@ -135,7 +135,10 @@ class Opened:
 class Failure:
     """An error about an input: name of its class, and its arguments."""
 
-    kind: Literal["InputError", "UnreadableFile", "UnknownFormat", "MalformedInput", "MissingData"]
+    kind: Literal[
+        "InputError", "UnreadableFile", "UnknownFormat", "FailedJob", "MalformedInput",
+        "MissingData",
+    ]  # fmt: skip
     path: str
     what: str
     where: str | None = None

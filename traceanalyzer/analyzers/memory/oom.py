@@ -230,6 +230,8 @@ def _errors(
         reason = oom_causes.UNKNOWN if unclear else oom_causes.cause(at)
         line = rank.lines.code_of(pl.Series([row["stack"]], dtype=pl.UInt32))
         live = alive(history, rank, position)
+        again = (2 * pl.col("bytes") >= (row["bytes"] or 0)) | (pl.col("stack") == row["stack"])
+        later = history.allocations.filter(pl.col("start") > position, again)
         advice = oom_causes.advice(at, reason)
         private = rank.of_device(history.device)[0].drop_nulls("pool")
         in_pools = 2 * private["total_bytes"].sum() > (sizes["reserved_bytes"] or 0)
@@ -245,6 +247,7 @@ def _errors(
                 "unix_ns": None if epoch is None or row["ts"] is None else epoch + row["ts"],
                 **sizes,
                 "missing_bytes": None if unclear else at.missing,
+                "recovered": later.height > 0,
                 "cause": reason,
                 "advice": advice,
                 **(line.select("function", "file", "line").row(0, named=True)),
@@ -303,6 +306,7 @@ _SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "unix_ns": pl.Int64,
     **{f"{one.name}_bytes": pl.Int64 for one in fields(oom_causes.Situation) if one.type is int},
     "missing_bytes": pl.Int64,
+    "recovered": pl.Boolean,
     "cause": oom_causes.CAUSE,
     "advice": pl.String,
     "function": pl.String,
@@ -327,8 +331,9 @@ class MemoryErrors(Result):
             that can serve the request: same size class and stream, no private pool),
             largest_free_bytes (largest usable block), pending_bytes (freed, but waiting for another
             stream), outside_bytes (capacity - reserved - free; null without a capacity),
-            missing_bytes (by which the request exceeds all free memory), cause, advice, and
-            function, file, line of the request.
+            missing_bytes (by which the request exceeds all free memory), recovered (later, the
+            same stack or another one allocated at least half of it), cause, advice, and function,
+            file, line of the request.
         alive: live memory at each error by stack: columns of ``Memory.alive``, and event; without
             errors that at the peak of each device, with event null (not in a report).
         devices: one row per device: rank, path, device, events, peak_bytes, reserved_bytes (at its

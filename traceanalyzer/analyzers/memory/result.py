@@ -175,7 +175,27 @@ def _verdict(result: Memory) -> str:
     split = "" if in_pools else _fragmentation(top)
     peak = (_peak(top, devices.height), _sites(result, top), split, _retries(devices))
     private = pools.text if pools else ""
-    return sentences(*_problems(result), *peak, private, _outlier(result))
+    return sentences(*_problems(result), *peak, private, _twice(result), _outlier(result))
+
+
+#: Frames of DDP that allocate the buckets of gradients, and their least share of the peak.
+_BUCKETS, _TWICE_FRAC = r"\b_ddp_init_helper \(|c10d::Reducer::", 0.05
+
+
+def _twice(result: Memory) -> str:
+    """State the gradients that lie in the buckets of DDP, too."""
+    size, of_buckets = pl.col("live_bytes"), pl.col("stack").cast(pl.String).str.contains(_BUCKETS)
+    gradients = (pl.col("category") == "gradients") & ~of_buckets.fill_null(value=False)
+    buckets, others, whole = result.alive.select(
+        size.filter(of_buckets).sum(), gradients=size.filter(gradients).sum(), whole=size.sum()
+    ).row(0)
+    twice = min(buckets, others)
+    if twice < _TWICE_FRAC * whole or not twice:
+        return ""
+    return (
+        f"{format_bytes(twice)} of gradients lie in memory twice, also in the buckets of DDP: "
+        "DistributedDataParallel(..., gradient_as_bucket_view=True) keeps one of them."
+    )
 
 
 def _problems(result: Memory) -> tuple[str, ...]:
