@@ -134,16 +134,14 @@ def _slower_than_others(answers: Answers) -> tuple[tuple[int, ...], str, float]:
         ns=pl.col("total_ns") / pl.col("moved_bytes"), each=pl.col("moved_bytes") / pl.col("n")
     )  # fmt: skip
     of_slow = pl.col("rank").is_in(ranks := answers.slower(rates))
-    slow, others = (rates.filter(which)[["ns", "each"]].median() for which in (of_slow, ~of_slow))
+    (slow, each), (usual, usual_each) = (
+        rates.filter(which)[["ns", "each"]].median().row(0) for which in (of_slow, ~of_slow)
+    )
     # small copies are slower on any path
-    if (
-        not ranks
-        or slow["ns"][0] < _FASTER * others["ns"][0]
-        or (slow["each"][0] * _SIMILAR < others["each"][0])
-    ):
+    if not ranks or slow < _FASTER * usual or each * _SIMILAR < usual_each:
         return (), "", 1.0
-    text = f" at {1 / slow['ns'][0]:.3g} GB/s (other ranks {1 / others['ns'][0]:.3g} GB/s)"
-    return tuple(ranks), text, others["ns"][0] / slow["ns"][0]
+    text = f" at {1 / slow:.3g} GB/s (other ranks {1 / usual:.3g} GB/s)"
+    return tuple(ranks), text, usual / slow
 
 
 #: The direction of memsets.

@@ -293,17 +293,14 @@ def _growth(gaps: pl.DataFrame) -> pl.DataFrame:
     key = ["path", "run"]
     rows = gaps.drop_nulls("first").filter(pl.len().over(_REQUEST) >= _MANY_TOKENS)
     is_late = pl.col("first") > pl.col("first").median().over(key)
-    sides = {
-        name: pl.col("gap").filter(where).median()
-        for name, where in (("early_gap_ns", pl.col("place") < _QUARTER),
-                            ("late_gap_ns", pl.col("place") >= 1 - _QUARTER))
-    }  # fmt: skip
-    each = rows.group_by(*key, half=is_late).agg(**sides)
-    early, late = pl.col("early_gap_ns"), pl.col("late_gap_ns")
-    grows = (late >= _GROWN * early).all() & (early.max() <= _ALIKE * early.min())
-    both = each.group_by(key).agg(grows=grows & (pl.len() > 1))
-    known = rows.group_by(key).agg(**sides).join(both.filter("grows"), on=key)
-    return known.drop("grows")
+    place, gap = pl.col("place"), pl.col("gap")
+    each = rows.group_by(*key, half=is_late).agg(
+        early=gap.filter(place < _QUARTER).median(), late=gap.filter(place >= 1 - _QUARTER).median()
+    )
+    early, late = pl.col("early"), pl.col("late")
+    grows = (late >= _GROWN * early).all() & (early.max() <= _ALIKE * early.min()) & (pl.len() > 1)
+    both = each.group_by(key).agg(grows=grows, early_gap_ns=early.mean(), late_gap_ns=late.mean())
+    return both.filter("grows").drop("grows")
 
 
 def _stalls(each: pl.DataFrame, long: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
