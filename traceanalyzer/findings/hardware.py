@@ -26,6 +26,8 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 _SLOW = 1.1
 #: Minimum number of steps or ranks for a comparison.
 _ENOUGH = 3
+#: What is slow: several GPUs, or one.
+_GPUS = ("these GPUs and of their node", "this GPU")
 #: Ranks are equally slow if their times differ by at most this factor.
 _ALIKE = 1.15
 _NAMED = 3
@@ -212,9 +214,7 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     yield Measured(
         title=f"Slow GPU{'s' * (not alone)} on {answers.label(ranks)}: {difference.text}, "
         f"{format_ns(round(more))} more{' on each rank' * (not alone)}.",
-        advice=difference.advice(answers.program.clocks, "this GPU")
-        if alone
-        else _SHARED_CAUSE.format(clocks=answers.program.clocks),
+        advice=difference.advice(answers.program.clocks, _GPUS[alone]),
         total_ns=round(more * time.windows.select(DEVICE).unique().height),
         rank=ranks[0] if alone else None,
         ranks=() if alone else tuple(ranks),
@@ -237,12 +237,6 @@ def _slow_alike(rows: pl.DataFrame, slow: pl.Series) -> Difference | None:
         for rank in {slow[0]: None, slow[-1]: None}
     ]
     return every[0] if all(one and one.why == SLOW_GPU for one in every) else None
-
-
-_SHARED_CAUSE = (
-    "Check clocks, power cap and temperature of these GPUs ({clocks}), what they share (node, "
-    "cooling, settings), and other processes on them; exclude the node if they stay slow."
-)
 
 
 @rule(

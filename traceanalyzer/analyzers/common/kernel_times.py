@@ -44,7 +44,7 @@ UNEQUAL = (MORE_KERNELS, LARGER_INPUTS)
 
 _ADVICE = {
     SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} ({clocks}) and other "
-    "processes on it; exclude the node if it stays slow.",
+    "processes there; exclude the node if it stays slow.",
     MORE_KERNELS: "Balance the work: {balance}.",
     LARGER_INPUTS: "Balance the work: inputs of equal size (bucket by sequence length, equal "
     "numbers of tokens), {balance}.",
@@ -56,7 +56,7 @@ _ADVICE = {
 
 _CHECK_MEMORY = (
     "Check the memory of {gpu}: its clock, corrected errors and remapped rows (nvidia-smi -q -d "
-    "CLOCK,ECC,ROW_REMAPPER; rocm-smi --showclocks --showrasinfo), and other processes on it; "
+    "CLOCK,ECC,ROW_REMAPPER; rocm-smi --showclocks --showrasinfo), and other processes there; "
     "exclude the node if it stays slow."
 )
 #: Kernels of experts, which work on the tokens that a router gives them.

@@ -184,13 +184,13 @@ _BUCKETS, _TWICE_FRAC = r"\b_ddp_init_helper \(|c10d::Reducer::", 0.05
 
 def _twice(result: Memory) -> str:
     """State the gradients that lie in the buckets of DDP, too."""
-    size, of_buckets = pl.col("live_bytes"), pl.col("stack").cast(pl.String).str.contains(_BUCKETS)
-    gradients = (pl.col("category") == "gradients") & ~of_buckets.fill_null(value=False)
-    buckets, others, whole = result.alive.select(
-        size.filter(of_buckets).sum(), gradients=size.filter(gradients).sum(), whole=size.sum()
-    ).row(0)
-    twice = min(buckets, others)
-    if twice < _TWICE_FRAC * whole or not twice:
+    rows = result.alive.with_columns(
+        apart=~pl.col("stack").cast(pl.String).str.contains(_BUCKETS).fill_null(value=False)
+    )
+    sums = rows.filter(~pl.col("apart") | (pl.col("category") == "gradients")).group_by("apart")
+    both = sums.agg(pl.col("live_bytes").sum())["live_bytes"].to_list()
+    twice = min(both) if len(both) > 1 else 0
+    if twice <= _TWICE_FRAC * int(rows["live_bytes"].sum()):
         return ""
     return (
         f"{format_bytes(twice)} of gradients lie in memory twice, also in the buckets of DDP: "
