@@ -37,7 +37,7 @@ _OF_LEAK = ("out-of-memory", "memory-growth")
 @rule(
     "memory_oom",
     "out-of-memory errors",
-    "errors of one cause; less than 1 if the program went on",
+    "errors (half if handled)",
     {"warning": _HANDLED, "critical": 1},
     counts=True,
     uses=("memory_growth", "memory"),
