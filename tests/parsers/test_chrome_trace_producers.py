@@ -10,7 +10,8 @@ import polars as pl
 import pytest
 
 import traceanalyzer as ta
-from traceanalyzer.parsers.chrome_trace import arrays
+from traceanalyzer.parsers import tables
+from traceanalyzer.parsers.chrome_trace import arrays, columns
 
 
 @pytest.fixture(params=["compiled", "python"])
@@ -112,8 +113,14 @@ def test_counters_of_a_gpu_without_series_have_the_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("either")
-def test_functions_around_the_start_of_the_profiler_have_no_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_functions_around_the_start_of_the_profiler_have_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, large: bool
+) -> None:
     """Kineto gives them the line at that moment, that of prof.step(); later ones that of def."""
+    if large:  # columns are in temporary files
+        monkeypatch.setattr(columns, "SPILLED_BYTES", 1)
+        monkeypatch.setattr(tables, "_LEAST_BYTES", 1)
 
     def function(name: str, ts: int, dur: int) -> dict[str, Any]:
         place = {"ph": "X", "cat": "python_function", "pid": 1, "tid": 1}

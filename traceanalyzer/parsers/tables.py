@@ -254,7 +254,7 @@ class Growing:
             return np.empty(0, self.dtype)
         with _explained(), self._file as file:
             file.flush()
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            memory = mmap.mmap(file.fileno(), 0)  # writable: readers correct single rows
         array = np.frombuffer(memory, self.dtype)
         _files[memory] = range(array.ctypes.data, array.ctypes.data + self.size)
         _growing.discard(self)
