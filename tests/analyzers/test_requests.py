@@ -238,7 +238,8 @@ def test_a_stall_is_explained_by_prompts_of_the_same_run(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("every_s", "late_s", "grows"), [(0.1, 0.06, True), (0.1, 0.0, False), (0.0, 0.06, False)]
+    ("every_s", "late_s", "grows"),
+    [(0.1, 0.06, True), (0.1, 0.12, True), (0.1, 0.0, False), (0.01, 0.06, False)],
 )
 def test_requests_that_arrive_faster_than_they_are_answered(
     tmp_path: Path, every_s: float, late_s: float, grows: bool
@@ -250,6 +251,20 @@ def test_requests_that_arrive_faster_than_they_are_answered(
     values["ttfts"] = [0.05 + late_s * i for i in range(80)]
     path.write_text(json.dumps(values))
     assert ("last quarter" in requests(path).verdict) == grows
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_tokens_that_come_at_once_are_no_stalls(tmp_path: Path, at_once: int) -> None:
+    """With speculative decoding most gaps are short; the wait of all for a prompt is a stall."""
+    prompts = [20_000 if i == 30 else 100 for i in range(90)]
+    path = write_benchmark(tmp_path, 100, prompts, 0.02)
+    values = json.loads(path.read_text())
+    values["itls"] = [
+        [gap for long in each for gap in (*[0.0001] * (at_once - 1), long)]
+        for each in values["itls"]
+    ]
+    path.write_text(json.dumps(values))
+    assert requests(path).stalls["input_tokens"].to_list() == [20_000]
 
 
 def test_keys_of_a_log_are_in_any_order(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ def _latencies(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 #: Gaps between tokens, and stalls, are longer than this many times the median gap.
 _LONG_GAP = 10
+#: Tokens came at once if the gap between them is shorter than this quantile by that factor.
+_MOST_GAPS = 0.9
 #: Requests, and answers of so many tokens whose gaps grow: by this factor from the first quarter to
 #: the last one, from about the same.
 _REQUEST = ["path", "run", "row"]
@@ -261,7 +263,8 @@ def _at_a_time(each: pl.DataFrame) -> pl.DataFrame:
 def _gaps(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """Return the gaps before the tokens of requests: path, run, row, gap, start, end, usual, place.
 
-    ``usual`` is the median gap of the run, ``place`` the part of the answer: 0 to 1.
+    ``usual`` is the median gap of the run without those before tokens that came at once
+    (speculative decoding), ``place`` the part of the answer: 0 to 1.
     """
     key, served = ["path", "run"], _served(each)
     tokens = rows.filter(pl.col("metric") == "itl_ns").select(
@@ -269,9 +272,10 @@ def _gaps(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     )
     tokens = tokens.join(served[[*_REQUEST, "first"]], on=_REQUEST, maintain_order="left")
     ends = (pl.col("first") + pl.col("gap").cum_sum().over(_REQUEST)).round().cast(pl.Int64)
+    gap = pl.col("gap")
     return tokens.with_columns(
-        start=ends - pl.col("gap").round().cast(pl.Int64), end=ends,
-        usual=pl.col("gap").median().over(key),
+        start=ends - gap.round().cast(pl.Int64), end=ends,
+        usual=gap.filter(_LONG_GAP * gap >= gap.quantile(_MOST_GAPS)).median().over(key),
         place=pl.int_range(pl.len()).over(_REQUEST) / pl.len().over(_REQUEST),
     )  # fmt: skip
 

@@ -54,8 +54,8 @@ _EQUAL = 0.01
 _FULL, _WAITING = 0.5, 10
 #: Requests queue up if the times to first token of each quarter of the requests are longer than
 #: before, those of the last one so many times those of the first one, and longer by at least this
-#: share of the time between the two.
-_QUARTERS, _GROWS, _BEHIND = 4, 3, 0.05
+#: share of the time between the two, and less than this multiple (else they all arrive at once).
+_QUARTERS, _GROWS, _BEHIND, _AT_ONCE = 4, 3, 0.05, 1.5
 #: A prompt is long from so many times the median on; so many stalls have one if they are the cause.
 _LONG_PROMPT, _OF_STALLS = 4, 0.8
 
@@ -262,7 +262,8 @@ def _queueing(result: Requests) -> Iterator[str]:
     for times, at in runs.filter(pl.col("ttft").list.len() == _QUARTERS)[["ttft", "at"]].rows():
         grows = all(late > early for early, late in itertools.pairwise(times))
         passed, more = at[-1] - at[0], times[-1] - times[0]
-        if grows and times[-1] > _GROWS * times[0] and passed > times[-1] > more > _BEHIND * passed:
+        is_queue = _AT_ONCE * passed > more > _BEHIND * passed
+        if grows and times[-1] > _GROWS * times[0] and is_queue:
             yield (
                 "Requests arrive faster than they are answered: the median time to first token "
                 f"grows from {format_ns(times[0])} (first quarter of the requests) to "
