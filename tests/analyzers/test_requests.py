@@ -263,7 +263,7 @@ def test_tokens_that_come_at_once_are_no_stalls(tmp_path: Path, at_once: int) ->
         [gap for long in each for gap in (*[0.0001] * (at_once - 1), long)]
         for each in values["itls"]
     ]
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps({"date": "20260901-101010"} | values, sort_keys=True))
     assert requests(path).stalls["input_tokens"].to_list() == [20_000]
 
 
