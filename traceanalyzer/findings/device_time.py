@@ -530,7 +530,8 @@ def _waits(lost: pl.DataFrame, comm: CommOutliers, windows: pl.DataFrame) -> pl.
     roots = comm.collectives.select("instance", "root_rank").drop_nulls()
     rows = comm.arrivals["instance", *DEVICE, "collective", "scheduled", "ts", "wait_ns"]
     rows = rows.filter(pl.col("wait_ns") > 0).join(roots, on="instance")
-    apart = _disjoint(rows.with_columns(start="ts", end=pl.col("ts") + pl.col("wait_ns")))
+    times = {"start": pl.col("ts"), "end": pl.col("ts") + pl.col("wait_ns")}
+    apart = _disjoint(rows.with_columns(**times).drop("ts", "wait_ns"))
     shares = delays(lost, comm, windows)
     divided = apart.join(shares, on=("instance", "root_rank"), how="left").with_columns(
         pl.col("cause").fill_null(UNEXPLAINED), pl.col("from_frac").fill_null(0.0),
@@ -545,7 +546,9 @@ def _parts(rows: pl.DataFrame) -> pl.DataFrame:
         (pl.col("start") + (_LENGTH * pl.col(name)).round().cast(pl.Int64)).alias(side)
         for side, name in (("start", "from_frac"), ("end", "to_frac"))
     ]
-    return rows.with_columns(at).with_columns(waited=pl.lit(value=True))
+    return (
+        rows.with_columns(at).drop("from_frac", "to_frac").with_columns(waited=pl.lit(value=True))
+    )
 
 
 def _delayed(waits: pl.DataFrame, comm: CommOutliers, exposed: pl.DataFrame) -> pl.DataFrame:
@@ -713,18 +716,27 @@ def _before_arrival(
         instance, before (previous collective), is_late, path, rank, device, start, end (on the
         clock of the file), arrived (at the previous collective, on the common clock).
     """
-    lane = ("path", "rank", "lane")
-    ordered = comm.arrivals["instance", *lane, "device", "ts", "arrival"].sort(*lane, "ts")
-    rows = ordered.with_columns(
-        start=previous(pl.col("ts"), *lane), before=previous(pl.col("instance"), *lane), end="ts"
+    arrivals, lane = comm.arrivals, ("path", "rank", "lane")
+    _, (number,) = group_numbers(lane, arrivals)  # smaller than a sort by texts
+    order = np.lexsort((arrivals["ts"], number))
+    ordered = arrivals["instance", "rank"][order].with_columns(
+        row=pl.Series(order), lane=pl.Series(number[order])
     )
     pairs = pl.concat(
         direct.select("instance", rank=rank, is_late=pl.lit(rank == "last_rank"))
         for rank in ("last_rank", "first_rank")
     )
-    both = rows.join(pairs, on=["instance", "rank"], maintain_order="left")
+    ordered = ordered.with_columns(before=previous(pl.col("row"), "lane"))
+    of_pairs = ordered.join(pairs, on=["instance", "rank"], maintain_order="left")
+    both = arrivals["instance", *lane, "device", "ts", "arrival"][of_pairs["row"]].with_columns(
+        of_pairs["is_late"],
+        start=arrivals["ts"].gather(of_pairs["before"]),
+        before=arrivals["instance"].gather(of_pairs["before"]),
+        end="ts",
+    )
     # if a device lags behind its host, the host may lose time before the first step
-    starts = pl.concat([windows.select(*DEVICE, "start"), lost.select(*DEVICE, "start")])
+    of_first = pl.col("path").is_in(both.filter(pl.col("start").is_null())["path"].implode())
+    starts = pl.concat(rows.filter(of_first).select(*DEVICE, "start") for rows in (windows, lost))
     begun = starts.group_by(DEVICE).agg(begun=pl.col("start").min())
     both = both.join(begun, on=DEVICE, how="left", nulls_equal=True, maintain_order="left")
     start = pl.coalesce("start", "begun")
