@@ -62,6 +62,27 @@ def root(recording: Trace, rule: str) -> Finding:
     return one
 
 
+@pytest.mark.parametrize(("frame", "rule"), [
+    ("scipy/optimize/_lsap.py(20): linear_sum_assignment", "host-code"),
+    ("site-packages/pandas/core/frame.py(9): merge", "host-code"),
+    ("torch/nn/functional.py(9): pad", "synchronisation"),
+])  # fmt: skip
+def test_what_uses_results_on_the_cpu_is_no_wait_for_them(frame: str, rule: str) -> None:
+    """A wait for each kernel of 5 ms, then 600 us on the host before the next launch."""
+    rows, each = [], 5600
+    for i in range(12):
+        at = i * each
+        rows += [
+            host("cuda_runtime", "cudaLaunchKernel", (at - 8) * US, 5 * US, correlation=i),
+            device(GEMM, at * US, 5000 * US, correlation=i),
+            host("cuda_runtime", "cudaStreamSynchronize", (at + 9) * US, 4993 * US),
+            host("python_function", "train.py(7): match", (at + 1) * US, 5590 * US),
+            host("python_function", frame, (at + 5010) * US, 570 * US),
+        ]
+    found = ta.diagnose(trace(rows)).findings
+    assert [one.id for one in found if one.id in ("host-code", "synchronisation")] == [rule]
+
+
 @pytest.mark.parametrize(("us", "part"), [(300, "pinned_use_cuda_host_register"), (60, "workers")])
 def test_workers_do_not_speed_up_the_thread_that_pins_batches(us: int, part: str) -> None:
     def between(at: int) -> Rows:

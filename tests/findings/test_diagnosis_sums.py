@@ -172,6 +172,8 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
     ("issuer", "kernel", "part"),
     [
         (("cpu_op", "SyncBatchNorm"), ALL_REDUCE, "GroupNorm"),
+        (("python_function", "torch/nn/modules/_functions.py(60): forward"), ALL_REDUCE,
+         "GroupNorm"),
         (("cpu_op", "ReduceAddCoalesced"), ALL_REDUCE.replace("AllReduce", "Reduce"),
          "use DistributedDataParallel"),
         (("user_annotation", "update_weights"), ALL_REDUCE.replace("AllReduce", "Broadcast"),

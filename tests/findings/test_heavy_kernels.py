@@ -41,9 +41,9 @@ def _steps(works: list[tuple[str, str, int]], node: str) -> Iterator[dict[str, A
         yield host("python_function", "train.py(7): loss", begin, length)
         at = begin
         for place, (operator, kernel, us) in enumerate(works):
-            call, name = number * len(works) + place, operator
-            if node:
-                yield host("cpu_op", node, at, 9 * US)
+            call, (outer, _, name) = number * len(works) + place, operator.rpartition(" > ")
+            if node or outer:
+                yield host("cpu_op", node or outer, at, 9 * US)
             yield host("cpu_op", name, at + US, 7 * US)
             yield host("cuda_runtime", "cudaLaunchKernel", at + 2 * US, US, correlation=call)
             yield device(kernel, at + 4 * US, us * US - US, correlation=call)
@@ -449,6 +449,23 @@ def test_kernels_that_read_host_memory(kernel: str, reads: bool) -> None:
 def test_fusions_of_xla_are_usual(us: int, found: bool) -> None:
     rows = judged(steps([GEMM, ("", "input_reduce_fusion_7", us)]))
     assert [("XLA" in one.advice) for one in rows] == [True] * found
+
+
+@pytest.mark.parametrize(("fill", "is_table"), [(80, True), (300, True), (10, False)])
+def test_dense_gradients_of_tables_are_filled_and_added(fill: int, is_table: bool) -> None:
+    """A sum takes at most four times as long as the fill of the same table."""
+    node = "autograd::engine::evaluate_function: "
+    sums = (f"{node}torch::autograd::AccumulateGrad > aten::add_", ADD[1], 300)
+    of_table = f"{node}EmbeddingBackward0 > aten::embedding_dense_backward"
+    (one,) = judged(steps([GEMM, sums, GEMM, (of_table, FILL.format("float"), fill)]))
+    assert ("sparse=True" in one.advice) == is_table
+    filled = (fill - 1) * is_table
+    assert one.total_ns == pytest.approx(4 * (299 + filled) * US, rel=0.001)
+
+
+def test_products_with_sparse_matrices_are_usual() -> None:
+    kernel = "void cusparse::csrmm_alg2_kernel<cusparse::CsrMMPolicy<128u>, float>()"
+    assert not judged(steps([GEMM, ("torch_sparse::spmm_sum", kernel, 900)]))
 
 
 CLIP = "torch/nn/utils/clip_grad.py(210): clip_grad_norm_"

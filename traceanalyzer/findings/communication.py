@@ -560,6 +560,9 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
     if kernels is None or kernels.heavy is None or top.is_empty():
         return ""
     kind = top["collective"][0]
+    called = kernels.heavy.filter(work_kind=COMMUNICATION)["called"]
+    if small_collectives(comm) and called.str.contains(_OF_SYNC_NORM).any():
+        return _TEXTS["sync_batch_norm"]
     names = comm.instances.filter(collective=kind)["name"].unique()
     for place in kernels.heavy.filter(pl.col("name").is_in(names.implode())).iter_rows(named=True):
         issuer = re.sub(_OF_LIBRARY, "", place["annotation"] or "")
@@ -576,6 +579,9 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
             return _TEXTS["of_metrics"].format(issuer or frame_text(str(place["code"])))
     return ""
 
+
+#: The functions of SyncBatchNorm that communicate.
+_OF_SYNC_NORM = r"nn[/\\]modules[/\\]_functions\.py"
 
 #: Annotations of PyTorch and its libraries.
 _OF_LIBRARY = r"^(?:nccl:|Optimizer\.|DistributedDataParallel\.|FullyShardedDataParallel).*"

@@ -14,6 +14,7 @@ from traceanalyzer.analyzers.common.names import called_from, called_in, frame_t
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.kernels.training import (
+    ACCUMULATES,
     AGAIN,
     ATTENTION,
     AVOIDABLE,
@@ -83,6 +84,9 @@ _ADVICE = (
 #: Least time that fills gradients of tables with 0 per time of an update: it writes each of them
 #: once, while the update reads and writes values, gradients and states.
 _OF_TABLES = 0.05
+_OF_TABLE = "EmbeddingBackward0"
+#: A sum of gradients reads two tables and writes one: it takes at most so many times the fill.
+_OF_SUMS = 4
 #: Functions and kernels that read host memory.
 _READS_HOST = r"(?i)pinned_?tensor|(?<![a-z])uva(?![a-z])|UVAIndex|zero_?copy"
 #: Kernels that cast logits for the loss.
@@ -141,7 +145,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     transforms = set(families.filter(family="fft")["kernel"])
     fusible = families.filter(pl.col("family").is_in(POINTWISE))["kernel"]
     together = {*fusible} if fused and launched_in(result, fusible) else {}
-    others = 0
+    others, sums_tables = 0, False
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
         if kind is None and others:
@@ -157,18 +161,18 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             continue  # one finding names the function
         others += kind is None
         advice = remedy if remedy and advice == _TEXTS["profile"] else advice
-        if advice == _TEXTS["updating"] and _fills_tables(result) >= _OF_TABLES * row["total_ns"]:
-            advice = _TEXTS["sparse"]
+        if sums_tables and str(place.get("outer")).endswith(_OF_TABLE):
+            continue  # counted there
+        who, advice, factor = _of_tables(result, row, place, advice)
+        sums_tables |= factor > 1
+        row["total_ns"] = min(round(factor * row["total_ns"]), time.busy_ns)
         stalled = sum(stalls.get(one, 0) for one in row["names"])
         share, named = time.frac(row["total_ns"]), bool(place.get("annotation"))
-        launched = f"{launched_by(place)}{'' if named else called_in(place)}"
-        if row["kernels"] > 1:  # the place is that of the largest one
-            launched = launched.replace(", launched", ", mostly launched")
         known = bool(place.get("operator")) or (in_pytorch and advice != _TEXTS["graph"])
         yield Measured(
             size=_size(share, row, advice, known=known),
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
-            title=f"{_who(row)} {time.share(row['total_ns'])}{launched}.",
+            title=f"{who} {time.share(row['total_ns'])}{_launched(row, place)}.",
             evidence=(
                 *limit,
                 (
@@ -185,12 +189,34 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         )
 
 
-def _fills_tables(result: Kernels) -> int:
-    """Return the time in which dense gradients of embedding tables are filled with 0."""
+def _launched(row: Mapping[str, Any], place: Mapping[str, Any]) -> str:
+    """Return what launches kernels of a kind, as the end of a title."""
+    launched = f"{launched_by(place)}{'' if place.get('annotation') else called_in(place)}"
+    if row["kernels"] > 1:  # the place is that of the largest one
+        return launched.replace(", launched", ", mostly launched")
+    return launched
+
+
+def _of_tables(
+    result: Kernels, row: Mapping[str, Any], place: Mapping[str, Any], advice: str
+) -> tuple[str, str, float]:
+    """Return the start of the title, advice, and 1 + fills / sums of gradients of a table."""
+    fills = _fills_tables(result, row["kernel"])
+    if _OF_SUMS * fills >= 1 and str(place.get("outer")).endswith(ACCUMULATES):
+        return _TEXTS["who_sums"].format(row["kernel"]), _TEXTS["sparse_sums"], 1 + fills
+    is_update = advice == _TEXTS["updating"] and fills >= _OF_TABLES
+    return _who(row), _TEXTS["sparse"] if is_update else advice, 1.0
+
+
+def _fills_tables(result: Kernels, kernel: str) -> float:
+    """Return the time that fills gradients of embedding tables with 0 / the time of a kernel."""
     if (rows := result.heavy) is None:
-        return 0
-    fills = pl.col("operator").str.contains(r"^aten::(?:fill|zero)_$")
-    return int(rows.filter(fills, pl.col("outer").str.contains("EmbeddingBackward0$"))["ns"].sum())
+        return 0.0
+    fills = pl.col("operator").str.contains(r"^aten::(?:(?:fill|zero)_|embedding_dense_backward)$")
+    fills &= pl.col("name").str.contains("(?i)fill|zero|memset")
+    fills &= pl.col("outer").str.ends_with(_OF_TABLE)
+    filled, ns = (int(rows.filter(of)["ns"].sum()) for of in (fills, pl.col("kernel") == kernel))
+    return filled / max(ns, 1)
 
 
 def _stalls(result: Kernels, answers: Answers) -> dict[str, int]:

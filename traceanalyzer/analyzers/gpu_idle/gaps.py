@@ -86,8 +86,8 @@ def drained(
     Without the call the host would have used its wait to get ahead, by at most the longest wait so
     far and a step (what it prepares next needs results): gaps are due to waits while the host needs
     no more time for the next launch in them than it would be ahead. A long gap right after a wait
-    is also caused by the host's activity, and so is a gap that is half covered by a range that
-    begins in it.
+    is also caused by the host's activity, and so is a gap that is half covered by a range, or
+    functions of :data:`_ON_CPU`, that begin in it.
 
     Args:
         excerpt: one rank.
@@ -116,8 +116,14 @@ def drained(
     due = rows[[*columns, "follows"]].filter(_within_waits(rows))
     del rows  # of millions of gaps
     soon = due.filter("follows", length <= _LONG_NS)[columns]
-    ranges = excerpt.of_units(excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS)))
+    marked = excerpt.slices.filter(pl.col("kind").is_in(ANNOTATION_KINDS))
+    computing = excerpt.named(("python_function",), [_ON_CPU])
+    ranges = excerpt.of_units(pl.concat([marked, computing]))
     return due[columns], soon.filter(~_mostly_covered(soon, ranges))
+
+
+#: Functions of libraries that compute on the CPU: they use what the host waited for.
+_ON_CPU = r"(?:^|[/\\])(?:scipy|numpy|pandas|sklearn|skimage|shapely|networkx|cv2|PIL)[/\\]"
 
 
 def _within_waits(rows: pl.DataFrame) -> pl.Series:
