@@ -183,9 +183,12 @@ def slow_stages(answers: Answers) -> dict[int, list[int]]:
     return dict(slow.select("stage", "rank").iter_rows())
 
 
-def slow_gpus(answers: Answers) -> list[int]:
-    """Return several ranks whose GPUs are slow, which is one cause."""
-    return [rank for one in answers.measured(slow_gpu) for rank in one.ranks]
+def slow_together(answers: Answers) -> list[int]:
+    """Return several ranks whose GPUs or hosts are slow, which is one cause."""
+    time = answers.time
+    ranks = main_ranks(time.of_cause(causes.LAUNCH), time.windows["rank"].n_unique())
+    hosts = ranks if len(ranks) > 1 and slow_host(answers, ranks) else ()
+    return [*hosts, *(rank for one in answers.measured(slow_gpu) for rank in one.ranks)]
 
 
 def stage_of(answers: Answers, rank: int) -> int | None:
@@ -271,7 +274,7 @@ _MUCH_LONGER = 3
 _NEXT = 0.25
 
 #: The host of a rank is slow if its calls take this many times as long as on the other ranks.
-_SLOW_HOST = 2.0
+_SLOW_HOST = 1.5
 
 
 def check_host(ranks: Sequence[int]) -> str:
@@ -479,7 +482,7 @@ def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     alike = slow_stages(answers)
     for stage, ranks in alike.items():
         yield from _measure_stage(time, stage, ranks)
-    together = [rank for ranks in alike.values() for rank in ranks] + slow_gpus(answers)
+    together = [rank for ranks in alike.values() for rank in ranks] + slow_together(answers)
     waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(together))
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
@@ -631,7 +634,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     late = [one for one in answers.measured(_straggler) if (one.size or 0.0) >= WARN_FRAC]
     stragglers = [one for one in late if sum(one.explained.values()) < _HALF]
     of_others = [rank for one in stragglers for rank in one.ranks or (one.rank,)]
-    of_others += slow_gpus(answers)
+    of_others += slow_together(answers)
     waits = time.of_cause(WORK).filter(~pl.col("root_rank").is_in(of_others))
     total = int(waits["lost_ns"].sum())
     if not total:
