@@ -444,6 +444,11 @@ def test_a_slow_host_is_the_cause_of_slow_loading_and_compared_by_all_its_calls(
     assert (first.gain_frac or 0) > 0.4
 
 
+def test_slow_hosts_of_half_of_the_ranks_are_one_finding() -> None:
+    first = ta.diagnose(launching((50, 50, 85, 85))).findings[0]
+    assert (first.id, first.ranks) == ("launch-bound", (2, 3))
+
+
 def test_hosts_of_equal_ranks_get_advice_on_launches() -> None:
     for one in ta.diagnose(launching((5, 6, 5, 5))).findings:
         assert "on the other ranks" not in one.title

@@ -419,18 +419,17 @@ def why(by_cause: Mapping[str, int]) -> Iterator[str]:
     parts = sorted(by_cause.items(), key=lambda item: (-item[1], item[0]))
     large = [(cause, ns / whole) for cause, ns in parts if ns >= _LEAST * whole]
     if len(large) > 1:
-        each = ", ".join(f"{_name(cause)} {format_frac(share)}" for cause, share in large)
+        each = ", ".join(
+            f"{_CAUSES.get(cause, 'unexplained')} {format_frac(share)}" for cause, share in large
+        )
         yield f"Delay by cause: {each}."
 
 
-def _name(cause: str) -> str:
-    if cause == WORK:
-        return "longer or more work"
-    if cause == causes.COPIES:
-        return "copies"
-    if cause in (SLOW, LINK):
-        return "slow collectives"
-    return causes.NAMES.get(cause, "unexplained")
+#: Names of causes of delays.
+_CAUSES = causes.NAMES | {
+    WORK: "longer or more work", causes.COPIES: "copies",
+    SLOW: "slow collectives", LINK: "slow collectives",
+}  # fmt: skip
 
 
 def _main(by_cause: Mapping[str, int]) -> str:
