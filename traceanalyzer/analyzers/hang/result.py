@@ -11,7 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.display import headings, sentences, table_of_known
 from traceanalyzer.analyzers.hang import texts
 from traceanalyzer.analyzers.hang.matching import Groups, Matched
-from traceanalyzer.analyzers.hang.waiting import Found, Stuck
+from traceanalyzer.analyzers.hang.waiting import Stall, Stuck
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
@@ -56,7 +56,7 @@ class Hang(Result):
     groups: Groups
     records: pl.DataFrame
     matched: Matched
-    stuck: Found
+    stuck: Stall
     threads: pl.DataFrame
     rank: int | None = None
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from traceanalyzer.analyzers.common.display import listed
-from traceanalyzer.analyzers.hang.waiting import Found, Stuck
+from traceanalyzer.analyzers.hang.waiting import Stall, Stuck
 from traceanalyzer.files import packaged
 from traceanalyzer.units import format_bytes, format_count, format_first, format_ns, format_ranges
 
@@ -170,7 +170,7 @@ def chain_sentence(chain: Sequence[Stuck], labels: Labels) -> str:
     return f"Chain: {', '.join(texts)}{f', and {more} more' if more > 0 else ''}."
 
 
-def advice(stuck: Found) -> str:
+def advice(stuck: Stall) -> str:
     """Return what to try about the first cause; empty without one."""
     if stuck.is_deadlock:
         return ADVICE["crossed" if all(one.is_p2p for one in stuck.cycle) else "deadlock"]

@@ -95,8 +95,8 @@ class Stuck:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Stuck operations and their causes.
+class Stall:
+    """Stuck operations of a job, and their causes.
 
     Attributes:
         stuck: all of them.
@@ -114,7 +114,7 @@ class Found:
     is_deadlock: bool = False
 
 
-def find(matched: Matched, transfers: pl.DataFrame, groups: Groups, dumps: pl.DataFrame) -> Found:
+def find(matched: Matched, transfers: pl.DataFrame, groups: Groups, dumps: pl.DataFrame) -> Stall:
     """Find the stuck operations, and follow what their missing ranks wait for.
 
     Args:
@@ -333,7 +333,7 @@ def _transfers(transfers: pl.DataFrame, dumps: pl.DataFrame, now: int | None) ->
 # --- chains ------------------------------------------------------------------------------------
 
 
-def _followed(stuck: Sequence[Stuck]) -> Found:
+def _followed(stuck: Sequence[Stuck]) -> Stall:
     """Follow the missing ranks of each operation to those that they wait in."""
     waits_in: dict[int, list[int]] = {}
     for at, one in enumerate(stuck):
@@ -380,7 +380,7 @@ def _followed(stuck: Sequence[Stuck]) -> Found:
     target = cycle[0] if is_deadlock else ends[0] if ends else None
     silent = {at for at, one in enumerate(stuck) if not one.blockers}
     chain = _longest(next_of, target, {*cycle, *silent}) if target is not None else ()
-    return Found(
+    return Stall(
         tuple(marked),
         tuple(marked[at] for at in ends),
         tuple(marked[at] for at in cycle),
