@@ -190,6 +190,9 @@ PARAM_COMMS = "record_param_comms"
 #: NVTX ranges of NCCL calls that communicate, without group and query calls.
 NCCL_CALL = r"nccl(?:All|Broadcast|Bcast|Reduce|Send|Recv|Gather|Scatter)\w*$"
 
+#: Names of point-to-point communication, in ``collectives`` beside the collectives.
+POINT_TO_POINT = ("send", "recv")
+
 #: NCCL's spelling of the collectives, by the letters of the name in a profiler.
 _COLLECTIVES = _by_name(_NAMES["collectives"])
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT, connected
+from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT_NAME, connected
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.units import format_count, format_frac, format_ranges
 
@@ -211,7 +211,7 @@ def positions(ranks: pl.DataFrame, instances: pl.DataFrame) -> pl.DataFrame:
 def _stages(instances: pl.DataFrame) -> dict[str, list[int]]:
     """Return the ranks that send to each other, and the place of each in its pipeline."""
     texts = (
-        instances.filter(pl.col("collective").str.contains(POINT_TO_POINT))["group_ranks"]
+        instances.filter(pl.col("collective").str.contains(POINT_TO_POINT_NAME))["group_ranks"]
         .drop_nulls()
         .unique()
         .sort()

@@ -317,7 +317,7 @@ def _by_batch(kernels: pl.DataFrame, calls: pl.DataFrame, launches: pl.DataFrame
     of the batch: ``send_recv`` if it does both.
     """
     lane = ["pid", "tid"]
-    batch = calls.filter(pl.col("collective").is_in(("send", "recv")))
+    batch = calls.filter(pl.col("collective").is_in(vocabulary.POINT_TO_POINT))
     if batch.is_empty():
         return calls[:0, ["call", "collective"]].insert_column(0, kernels["event"][:0])
     of_kernels = kernels.select("event", "correlation").drop_nulls()

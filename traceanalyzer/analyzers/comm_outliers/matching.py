@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.common.columns import source_of, stacked
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.numbering import group_numbers
 from traceanalyzer.units import format_first
+from traceanalyzer.vocabulary import POINT_TO_POINT
 
 #: One process group; without a recorded group, one stream. ``group_ranks`` distinguishes groups
 #: of one name on different ranks.
@@ -35,7 +36,6 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
 #: The collective in which message sizes may differ between ranks (mixture of experts).
 UNEVEN = "all_to_all"
 
-_POINT_TO_POINT = ("send", "recv")
 
 _PAIR = 2
 
@@ -181,7 +181,7 @@ def joined(parts: Sequence[Part], without: Sequence[str] = ()) -> pl.DataFrame:
 
 def _pairs_apart() -> pl.Expr:
     """Return the group; of sends and receives with the ranks, if several pairs have its name."""
-    is_pair = pl.col("collective").is_in(_POINT_TO_POINT) & (pl.col("group_size") == _PAIR)
+    is_pair = pl.col("collective").is_in(POINT_TO_POINT) & (pl.col("group_size") == _PAIR)
     several = pl.col("group_ranks").n_unique().over("group") > 1
     named = pl.concat_str("group", "group_ranks", separator=" ")
     return pl.when(is_pair & several).then(pl.coalesce(named, "group")).otherwise("group")
@@ -250,7 +250,7 @@ def _candidates(frame: pl.DataFrame) -> pl.DataFrame:
 
     A send or recv can be matched only in a group of two: otherwise the peer is not recorded.
     """
-    pointwise = pl.col("collective").is_in(_POINT_TO_POINT)
+    pointwise = pl.col("collective").is_in(POINT_TO_POINT)
     alone = (pl.col("group_size") < _PAIR).fill_null(value=False)
     unpaired = pointwise & (pl.col("group_size") != _PAIR).fill_null(value=True)
     return frame.filter(~alone & ~unpaired).with_columns(

@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.units import format_frac
 
 #: Names of sends and receives in PyTorch and NCCL; not in MPI: ranks exchange borders there.
-POINT_TO_POINT: Final = r"^(?:[^M].*)?(?i:send|recv|p2p)"
+POINT_TO_POINT_NAME: Final = r"^(?:[^M].*)?(?i:send|recv|p2p)"
 
 #: Ranks are pipeline stages if this share of wait time is by their schedule ...
 _MOSTLY = 0.8
@@ -257,7 +257,7 @@ def scheduled(arrivals: pl.DataFrame) -> pl.Series:
 
 def _is_exchange() -> pl.Expr:
     paired = pl.len().over("instance") == _PAIR
-    return pl.col("collective").str.contains(POINT_TO_POINT) & paired
+    return pl.col("collective").str.contains(POINT_TO_POINT_NAME) & paired
 
 
 def _pipelines(exchanges: pl.DataFrame) -> pl.DataFrame:

@@ -9,7 +9,7 @@ import polars as pl
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.schema import MAX_RANKS
 from traceanalyzer.units import format_ranges
-from traceanalyzer.vocabulary import collective_of_word
+from traceanalyzer.vocabulary import POINT_TO_POINT, collective_of_word
 
 #: Verdict on one collective, the worst first.
 VERDICT = pl.Enum(
@@ -397,7 +397,7 @@ def match_messages(
         Operations with unknown ranks (coalesced without their parts) have a null ``peer``.
     """
     calls = records.filter("is_p2p")
-    single = _with_ranks(calls.filter(pl.col("op").is_in(("send", "recv"))), members)
+    single = _with_ranks(calls.filter(pl.col("op").is_in(POINT_TO_POINT)), members)
     pending = single.filter(pl.col("state") != "completed")
     numbered = pending.with_columns(
         number=pl.int_range(pl.len(), dtype=pl.Int64).over(*_PAIR, "op")

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.gpu_idle.host import main_threads
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.trace import Trace, of_kinds
-from traceanalyzer.vocabulary import steps_pattern
+from traceanalyzer.vocabulary import POINT_TO_POINT, steps_pattern
 
 #: Kind of a call that runs an operator, and of one that waits for a collective.
 RUN, COLLECTIVE = "run", "collective"
@@ -30,7 +30,6 @@ _ROW = pl.int_range(pl.len()).alias("call")
 _SHORTLY_NS = 1_000_000
 #: Start of the names of operators that launch collectives.
 _LAUNCHES = "c10d::"
-_POINT_TO_POINT = ("send", "recv")
 
 
 def calls(trace: Trace, steps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -110,7 +109,7 @@ def _recorded(trace: Trace, threads: pl.DataFrame) -> tuple[pl.DataFrame, ...]:
 def _collectives(trace: Trace, operators: pl.DataFrame) -> pl.DataFrame:
     """Return the collectives on the host, with the start of the operator that launched each."""
     rows = communication(trace).filter(
-        pl.col("dur") >= 0, ~pl.col("collective").is_in(_POINT_TO_POINT).fill_null(value=False)
+        pl.col("dur") >= 0, ~pl.col("collective").is_in(POINT_TO_POINT).fill_null(value=False)
     )
     rows = rows.select(
         "name", "collective", start="ts", end=pl.col("ts") + pl.col("dur"),

@@ -15,7 +15,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.analyzers.comm_outliers.collectives import communication
-from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT
+from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT_NAME
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import launched_work
 from traceanalyzer.analyzers.common.host_code import places_of, slices
@@ -40,6 +40,7 @@ from traceanalyzer.vocabulary import (
     LAUNCH_KINDS,
     LOAD_MODULE,
     OTHER_CALLS,
+    POINT_TO_POINT,
     STREAM_WAIT,
     SYNCHRONISE,
     SYNCHRONISING_CALLS,
@@ -82,7 +83,6 @@ MOST_MISSING = 0.25
 OF_CALLS = {"memory": ALLOCATES, "graph": (BUILD_GRAPH,), "module": (LOAD_MODULE,),
             "other": OTHER_CALLS}  # fmt: skip
 _IF_LONG = (LOAD_MODULE, *OTHER_CALLS)
-_POINT_TO_POINT = ("send", "recv")
 #: Numbers in names with more digits are not numbers of steps.
 _MOST_DIGITS = 9
 _LANE = ["device", "stream"]
@@ -139,7 +139,7 @@ class Program(clocks.Origin):
     @property
     def in_pairs(self) -> npt.NDArray[np.bool_]:
         """Which rows of work are sends and receives: without the data, the next work cannot run."""
-        pairs = self.work["collective"].cast(pl.String).str.contains(POINT_TO_POINT)
+        pairs = self.work["collective"].cast(pl.String).str.contains(POINT_TO_POINT_NAME)
         return pairs.fill_null(value=False).to_numpy()
 
     @property
@@ -285,7 +285,7 @@ def _calls(
     launching = np.zeros(trace.events.height, bool)
     launching[launched_by[launched_by != nesting.ROOT]] = True
     on_host = collectives.filter(
-        pl.col("stream").is_null(), ~pl.col("collective").is_in(_POINT_TO_POINT).fill_null(False)
+        pl.col("stream").is_null(), ~pl.col("collective").is_in(POINT_TO_POINT).fill_null(False)
     ).select("event", group=pl.coalesce("group", "name"))
     meeting = np.zeros(trace.events.height, bool)
     meeting[on_host["event"].to_numpy()] = True

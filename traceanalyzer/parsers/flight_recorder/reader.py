@@ -37,7 +37,7 @@ from traceanalyzer.parsers.tables import Frame, as_table, stacks_table
 from traceanalyzer.schema import LAST_EPOCH_NS, MAX_BYTES, MAX_RANKS
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.units import NS_PER_MS
-from traceanalyzer.vocabulary import FLIGHT_RECORDER
+from traceanalyzer.vocabulary import FLIGHT_RECORDER, POINT_TO_POINT
 
 #: Larger files are not dumps: 2,000 entries take about 1 MB.
 MOST_BYTES = 1 << 30
@@ -216,7 +216,6 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 #: How to record collectives.
 RECORD = "set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 (newer name: TORCH_FR_BUFFER_SIZE)"
 
-_P2P = ("send", "recv")
 _STATES = frozenset(schema.STATE.categories)
 _PAIR = re.compile(r"(\d{1,9})\s*(->|<-)\s*(\d{1,9})")
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
@@ -357,7 +356,7 @@ def _records(rows: Sequence[_Fields], stacks: _Stacks, numbers: _Numbers) -> pl.
     inputs = [shapes.of(row.get("input_sizes")) for row in rows]
     outputs = [shapes.of(row.get("output_sizes")) for row in rows]
     is_p2p = [
-        flag if (flag := _flag(row.get("is_p2p"))) is not None else name[0] in _P2P
+        flag if (flag := _flag(row.get("is_p2p"))) is not None else name[0] in POINT_TO_POINT
         for row, name in zip(rows, names, strict=True)
     ]
     state = [row.text("state") for row in rows]
