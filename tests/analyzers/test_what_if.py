@@ -694,6 +694,39 @@ def test_steps_have_one_name_on_the_path(shared: Path) -> None:
     assert path.names.filter(named)["name"].to_list() == ["ProfilerStep*"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "named"),
+    [
+        ("python_function", "train.py(77): update_metrics", "update_metrics (train.py:77)"),
+        ("cpu_op", "torchvision::nms", "torchvision::nms"),
+        ("user_annotation", "evaluate", "evaluate"),
+        (None, "", "ProfilerStep*"),
+    ],
+)
+def test_host_code_on_the_path_has_the_name_of_its_frame(
+    kind: str | None, name: str, named: str
+) -> None:
+    """Of the innermost operator without frames; the step is no answer, unless nothing is known."""
+    events = []
+    for number in range(STEPS):
+        at, link = number * 4 * MS, {"correlation": number + 1}
+        events += [
+            step(number, at, 4 * MS),
+            *([] if kind is None else [host(kind, name, at + US, 3 * MS - 2 * US)]),
+            host("cuda_runtime", "cudaLaunchKernel", at + 3 * MS, 2 * US, **link),
+            device(GEMM, at + 3 * MS + 10 * US, MS // 2, **link),
+            host("cuda_runtime", "cudaDeviceSynchronize", at + 3 * MS + 20 * US, MS // 2),
+        ]
+    path = ta.critical_path(trace(events))
+    names = path.names.filter(kind="other host code").select("name", "time_frac")
+    assert names.row(0) == (named, pytest.approx(0.87, abs=0.02))
+
+
+def test_one_finding_is_removed_at_a_time() -> None:
+    with pytest.raises(OptionError):
+        ta.what_if(training(), finding=("data-loading", "launch-bound"))
+
+
 def test_a_wait_for_a_copy_on_another_stream_is_inferred() -> None:
     events = []
     for number in range(STEPS):

@@ -23,7 +23,7 @@ from traceanalyzer.trace import Inputs
 def what_if(
     inputs: Inputs,
     *,
-    finding: int | str | None = None,
+    finding: int | str | Sequence[int | str] = (),
     free: str | Sequence[str] = (),
     scale: str | Sequence[str] = (),
     typical_rank: int | str | Sequence[int | str] = (),
@@ -44,7 +44,7 @@ def what_if(
 
     Args:
         inputs: a trace, a file or a folder, or several of them.
-        finding: what causes this finding of ``diagnose`` (id or number) is removed.
+        finding: what causes this finding of ``diagnose`` (id or number, one only) is removed.
         free: ``launches``, ``short-gaps``, ``data-loading``, ``host-code``, ``synchronisation``,
             ``communication``, ``copies``, ``small-copies``, ``memory-management``,
             ``graph-building``, ``module-loading``, ``api-calls``, or a regular expression of
@@ -64,19 +64,18 @@ def what_if(
             the unchanged run differs from the recording by more than 10 %.
         OptionError: a regular expression, factor, rank, stage or finding is not valid.
     """
-    ranks, stages = (
+    names, ranks, stages = (
         tuple(map(str, (given,) if isinstance(given, (int, str)) else given))
-        for given in (typical_rank, typical_stage)
+        for given in (finding, typical_rank, typical_stage)
     )
-    name = None if finding is None else str(finding)
-    options = Options(name, free, scale, ranks, stages, equal_stages, typical, network, no_wait)
-    if finding is not None and options != Options(name):
-        raise OptionError("--finding cannot be combined with other changes")
-    if options != Options(name, typical=typical):
+    options = Options(names, free, scale, ranks, stages, equal_stages, typical, network, no_wait)
+    if len(names) > 1 or (names and options != Options(names)):
+        raise OptionError("--finding cannot be combined with other findings and changes")
+    if options != Options(names, typical=typical):
         return run(WHAT_IF, inputs, options, **reading)
     diagnosis, examined = diagnosed(inputs, **reading)
     result = _of_replay(examined, options) or run(WHAT_IF, inputs, options, **reading)
-    return replace(result, findings=_replayed(diagnosis.findings, name))
+    return replace(result, findings=_replayed(diagnosis.findings, *names))
 
 
 def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
@@ -90,7 +89,7 @@ def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
     return with_notes(result, (*replay.input_notes, *examined.notes))
 
 
-def _replayed(findings: Sequence[Finding], name: str | None) -> pl.DataFrame:
+def _replayed(findings: Sequence[Finding], name: str | None = None) -> pl.DataFrame:
     """Return the findings with a replayed gain, or the one with an id or number."""
     chosen = findings if name is None else [findings[finding_number(name, findings) - 1]]
     rows = [(one.id, one.gain_change, one.gain_ns, one.gain_frac) for one in chosen]

@@ -106,11 +106,15 @@ def python_frames(
     trace: Trace,
     at: pl.DataFrame,
     is_own_code: Callable[[str | None, str | None], bool] = libraries.is_own_code,
+    least_ns: int = 0,
 ) -> pl.Series:
-    """Return the innermost Python frame of own code at each row, else of any code with a line."""
+    """Return the innermost Python frame of own code at each row, else of any code with a line.
+
+    Frames that take less than ``least_ns`` are left out.
+    """
     if "python_function" not in trace.kinds:
         return pl.repeat(None, at.height, dtype=trace.events.schema["name"], eager=True)
-    rows = slices(trace, "python_function")
+    rows = slices(trace, "python_function").filter(pl.col("end") - pl.col("start") >= least_ns)
     lined = rows.filter(~named(rows, [_NO_LINE]))
     first = _innermost(at, lined.filter(in_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()

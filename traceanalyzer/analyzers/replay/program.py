@@ -18,9 +18,9 @@ from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT_NAME
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import launched_work
-from traceanalyzer.analyzers.common.host_code import places_of, slices
+from traceanalyzer.analyzers.common.host_code import places_of, python_frames, slices
 from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
-from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
+from traceanalyzer.analyzers.common.names import distinct, frame_text, mapped, matching, named
 from traceanalyzer.analyzers.common.replays import captures
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import computing, launch_time, slices_of
@@ -39,6 +39,7 @@ from traceanalyzer.vocabulary import (
     HOST_KINDS,
     LAUNCH_KINDS,
     LOAD_MODULE,
+    NUMBERED_STEP,
     OTHER_CALLS,
     POINT_TO_POINT,
     STREAM_WAIT,
@@ -53,6 +54,8 @@ LATENCY_NS = 10_000
 GAP_NS = 2_000
 #: ... or within this time if it was launched long before.
 LONG_GAP_NS = 10_000
+#: Time of host code before a call that has the name of its Python frame or operator.
+_CODE_NS = 100_000
 #: Times of host and device that differ by less are equal.
 ROUNDING_NS = 2_000
 #: A launch call that takes this long may wait for a free entry of the launch queue ...
@@ -805,19 +808,31 @@ def _kinds(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints) ->
 def _ranges(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
-    """Return the names of annotations, and the innermost one of each call and row of work."""
-    spans = slices(trace, *ANNOTATION_KINDS).with_columns(pl.col("name").cast(pl.String))
-    names = spans["name"].unique().sort()
+    """Return the names of annotations, and the innermost one of each call and row of work.
 
-    def around(time: pl.Expr) -> pl.Series:
-        at = calls.select("pid", "tid", ts=time)
-        inside = linking.enclosing(at, spans, ["pid", "tid"])["slice"]
-        return spans["name"][inside].replace_strict(
+    In much time before a call that is only in a step, Python frames, else operators, are named.
+    """
+    spans = slices(trace, *ANNOTATION_KINDS).with_columns(pl.col("name").cast(pl.String))
+    since = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
+    times = [calls.select("pid", "tid", ts=pl.col("start") - ns) for ns in (0, since // 2)]
+    of_call, before = (
+        spans["name"][linking.enclosing(at, spans, ["pid", "tid"])["slice"]] for at in times
+    )
+    steps = before.str.contains(NUMBERED_STEP).fill_null(value=True)
+    rows = (steps & (calls["code_ns"] >= _CODE_NS)).arg_true()
+    at = times[1][rows]
+    frames = python_frames(trace, at, least_ns=_CODE_NS // 2).cast(pl.String)
+    code = pl.select(
+        pl.coalesce(frames, places_of(trace).operator(at).cast(pl.String), before[rows])
+    )
+    before = before.scatter(rows, mapped(code.to_series(), frame_text))
+    names = pl.concat([spans["name"], before.drop_nulls()]).unique().sort()
+    of_call, before = (
+        one.replace_strict(
             names, pl.int_range(names.len(), eager=True), default=None, return_dtype=pl.Int32
         )
-
-    since = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
-    of_call, before = around(pl.col("start")), around(pl.col("start") - since // 2)
+        for one in (of_call, before)
+    )
     number = pl.Series(np.maximum(call, 0))
     of_work = of_call[number] if calls.height else pl.Series([None] * work.height, dtype=pl.Int32)
     of_work = pl.select(pl.when(pl.Series(call >= 0)).then(of_work)).to_series()

@@ -25,8 +25,8 @@ class Options(AnalyzerOptions):
     several of them, or a folder.
     """
 
-    finding: str | None = _option(
-        None,
+    finding: Sequence[str] = _option(
+        (),
         help="Without the cause of this finding of diagnose: its id or number.",
         metavar="ID|N",
     )
