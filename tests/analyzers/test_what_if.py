@@ -164,6 +164,24 @@ def test_host_time_has_the_classes_of_gpu_idle(
         assert gain_ns(job, free=other) == pytest.approx(0, abs=20 * US)
 
 
+@pytest.mark.parametrize(("launched", "gain"), [(10 * US, 0), (14 * MS, 4 * MS)])
+def test_faster_launches_do_not_shorten_pauses_of_queued_work(launched: int, gain: int) -> None:
+    """Another process has the GPU for 4 ms, or the host launches late."""
+    events = []
+    for number in range(3):
+        begin = number * 20 * MS
+        events.append(step(number, begin, 20 * MS - US))
+        for at, start, long in ((US, 0, 10), (launched, 14, 5)):
+            ids = {"correlation": begin + at, "pid": 1}
+            call = host("cuda_runtime", "cudaLaunchKernel", begin + at, US, **ids)
+            events += [call, device(GEMM, begin + start * MS + 10 * US, long * MS, **ids)]
+        events.append(
+            host("cuda_runtime", "cudaDeviceSynchronize", begin + 14 * MS + 9 * US, 5 * MS)
+        )
+    gained = gain_ns(trace(events), free=["launches", "host-code"])
+    assert gained == pytest.approx(gain, abs=100 * US)
+
+
 def test_loading_during_the_kernels_gains_nothing() -> None:
     ahead = training(synchronise=False)
     assert gain_ns(ahead, free="data-loading") == pytest.approx(0, abs=10 * US)

@@ -176,11 +176,13 @@ def _without(
 ) -> Weights:
     """Return the times of all ranks without the classes of time that are free."""
     zero = {
-        LAUNCHES: ("launch", "call", "latency", "rest"), LOADING: ("loader",), CODE: ("code",),
+        LAUNCHES: ("launch", "call", "latency"), LOADING: ("loader",), CODE: ("code",),
         SHORT_GAPS: ("lag",), COMMUNICATION: ("transfer",),
     }  # fmt: skip
     names = [name for kind in free for name in zero.get(kind, ())]
     spent = weights.call
+    if LAUNCHES in free:
+        weights = replace(weights, rest=np.where(_queued(weights, calls, work), weights.rest, 0.0))
     weights = replace(weights, **{name: np.zeros_like(getattr(weights, name)) for name in names})
     copying = _with_work(work, work["work_kind"] == MEMORY, spent.size)
     of_classes = {name: _in_calls(calls, kinds) for name, kinds in _CALLS.items()}
@@ -208,6 +210,14 @@ def _without(
         is_kind = (work["work_kind"] == of_kind[kind]).to_numpy()
         weights = replace(weights, duration=np.where(is_kind, 0.0, weights.duration))
     return weights
+
+
+def _queued(weights: Weights, calls: pl.DataFrame, work: pl.DataFrame) -> Bools:
+    """Mark work that was launched before the work that it waits for had ended."""
+    launch = calls["start"].gather(work["call"]).to_numpy()
+    expected = work["start"].to_numpy() - weights.rest
+    queued: Bools = expected > launch + weights.latency + 1  # ns; false without a launch call
+    return queued
 
 
 def _in_calls(calls: pl.DataFrame, kinds: Sequence[str]) -> Bools:
