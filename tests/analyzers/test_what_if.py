@@ -179,7 +179,7 @@ def test_faster_launches_do_not_shorten_pauses_of_queued_work(launched: int, gai
             host("cuda_runtime", "cudaDeviceSynchronize", begin + 14 * MS + 9 * US, 5 * MS)
         )
     gained = gain_ns(trace(events), free=["launches", "host-code"])
-    assert gained == pytest.approx(gain, abs=100 * US)
+    assert gained == pytest.approx(gain + MS, abs=100 * US)  # 1 ms of code ends the step
 
 
 def test_loading_during_the_kernels_gains_nothing() -> None:

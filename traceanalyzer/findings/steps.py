@@ -61,30 +61,13 @@ _NAMED = 3
 )
 def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     """Yield the time of slow steps above the usual one."""
-    each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
-    each = _recorded_by_all(each, answers)
-    # the duration of prefill depends on the prompts
-    each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
-    prefills = _prefills(result, answers)
-    if not (encodes := any(_encodes(answers, one) for one in prefills.head(1).to_dicts())):
-        each = each.join(prefills, on=_STEP, how="anti", nulls_equal=True)
+    each, encodes = _judged(result, answers)
     whole = int(each["duration_ns"].sum())
-    length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
-    usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
-    over = length - usual.over("rank", "path", "batch")
-    longer = _without_waits(each.with_columns(over=over.clip(0)), answers)
+    longer = _without_waits(each, answers)
     cost = round(longer["over"].sum())
     if not cost or not whole:
         return
     worst = longer.row(0, named=True)
-    grown = worst["grown"]
-    grew = f", mostly {grown} ({format_ns(worst['grown_ns'])} more)" if grown else ""
-    alike = longer.filter(
-        pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
-    )
-    rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
-    took = f"{rank}, {format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
-    slowest = f"Slowest: {worst['step']}{took}{grew}."
     kernels = _kernels_in(answers, worst)
     reason, remedy = _why_slow(result, answers, worst, kernels)
     explained = _growth(answers) | _of_tuning(answers, cost) | _of_one_kernel(answers, each, cost)
@@ -96,14 +79,19 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         explained["throttled-steps"] = 1.0
     size, period = left * cost / whole, _period(longer, worst)
     what = f"One step in {period} takes longer, which costs" if period else "Slow steps cost"
-    if (period or encodes) and grown == "compute" and kernels and kernels.why == MORE_KERNELS:
+    if (
+        (period or encodes)
+        and worst["grown"] == "compute"
+        and kernels
+        and kernels.why == MORE_KERNELS
+    ):
         size, remedy = min(size, _OF_DESIGN), _ENCODE_APART if encodes else _LESS_OFTEN
         place = _rare_place(answers, worst)
         if encodes and (called := called_in(place)):
             reason = f"the encoder of images, audio or video{called}"
         elif launched := launched_by(place):
             reason += f", with kernels{launched[1:]}"
-    elif kernels and kernels.why == LARGER_INPUTS and grown != "idle":
+    elif kernels and kernels.why == LARGER_INPUTS and worst["grown"] != "idle":
         what, size = "Slow steps have larger inputs, which cost", min(size, _OF_DESIGN)
         remedy = f"If tokens per second are equal in all steps, nothing is lost. Else: {remedy}"
     on_device = answers.time.in_steps and answers.time.whole_ns > 0
@@ -117,7 +105,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         title=f"{what} {format_frac(share)} of step time"
         f"{without_others(left * share, left)}{_named_steps(longer)}."
         f"{f' Cause: {reason}.' if reason else ''}",
-        evidence=(slowest, *_other_slow(result, longer, worst)),
+        evidence=(_slowest(result, longer, worst), *_other_slow(result, longer, worst)),
         advice=remedy,
         step=worst["step"],
         cost_ns=round(left * cost / each.height),
@@ -125,6 +113,34 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         confidence="low" if not sure else "medium" if remedy.startswith(_UNKNOWN) else "high",
         explained=explained,
     )
+
+
+def _judged(result: Steps, answers: Answers) -> tuple[pl.DataFrame, bool]:
+    """Return the steps with ``over``, the time above the usual one, and whether slow ones encode.
+
+    Not those that prefill, which last as long as their prompts.
+    """
+    each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
+    each = _recorded_by_all(each, answers)
+    each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
+    prefills = _prefills(result, answers)
+    if not (encodes := any(_encodes(answers, one) for one in prefills.head(1).to_dicts())):
+        each = each.join(prefills, on=_STEP, how="anti", nulls_equal=True)
+    length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
+    usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
+    over = length - usual.over("rank", "path", "batch")
+    return each.with_columns(over=over.clip(0)), encodes
+
+
+def _slowest(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> str:
+    """Say which step is the slowest, on which rank unless most are as slow, and what grew."""
+    alike = longer.filter(
+        pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
+    )
+    rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
+    grown = f", mostly {worst['grown']} ({format_ns(worst['grown_ns'])} more)"
+    times = f"{format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
+    return f"Slowest: {worst['step']}{rank}, {times}{grown if worst['grown'] else ''}."
 
 
 #: The key of a step.
