@@ -121,22 +121,20 @@ def _judged(result: Steps, answers: Answers) -> tuple[pl.DataFrame, bool]:
     Not those that prefill, which last as long as their prompts.
     """
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
-    each = _recorded_by_all(each, answers)
-    each = each.filter(pl.col("phase").fill_null(DECODE) == DECODE)
+    each = _recorded_by_all(each, answers).filter(pl.col("phase").fill_null(DECODE) == DECODE)
     prefills = _prefills(result, answers)
-    if not (encodes := any(_encodes(answers, one) for one in prefills.head(1).to_dicts())):
+    texts = [str(_rare_place(answers, one)) for one in prefills.head(1).to_dicts()]
+    if not (encodes := any(re.search(_ENCODER, text) for text in texts)):
         each = each.join(prefills, on=_STEP, how="anti", nulls_equal=True)
     length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
     usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
-    over = length - usual.over("rank", "path", "batch")
-    return each.with_columns(over=over.clip(0)), encodes
+    over = (length - usual.over("rank", "path", "batch")).clip(0)
+    return each.with_columns(over=over), encodes
 
 
 def _slowest(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> str:
     """Say which step is the slowest, on which rank unless most are as slow, and what grew."""
-    alike = longer.filter(
-        pl.col("step") == worst["step"], pl.col("excess") >= _ALIKE * worst["excess"]
-    )
+    alike = longer.filter(step=worst["step"]).filter(pl.col("excess") >= _ALIKE * worst["excess"])
     rank = "" if 2 * alike.height > result.ranks.height else f" of {worst['on']}"
     grown = f", mostly {worst['grown']} ({format_ns(worst['grown_ns'])} more)"
     times = f"{format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
@@ -186,12 +184,6 @@ _ENCODE_APART = (
     "All requests wait meanwhile: keep encoded inputs (cache of the encoder), encode smaller ones "
     "or fewer in a step, or encode on another GPU (disaggregated encoder)."
 )
-
-
-def _encodes(answers: Answers, step: Mapping[str, Any]) -> bool:
-    """Whether a step that runs other kernels than most steps encodes images, audio or video."""
-    texts = map(str, _rare_place(answers, step).values())
-    return any(re.search(_ENCODER, text) for text in texts)
 
 
 def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
