@@ -154,6 +154,16 @@ def test_longest_cause_is_the_main_cause() -> None:
     assert (row["cause"], row["cause_ns"]) == ("memory_management", 129 * US)
 
 
+@pytest.mark.parametrize(
+    ("call", "part"),
+    [("cudaMallocAsync", "ReleaseThreshold"), ("hipFreeAsync", "ReleaseThreshold"),
+     ("cudaMalloc", "steady")],
+)  # fmt: skip
+def test_calls_of_memory_pools_have_their_advice(call: str, part: str) -> None:
+    gap = [*work(1, 0, 100), *work(2, 300, 1000), host("cuda_runtime", call, 110 * US, 180 * US)]
+    assert part in gpu_idle(trace(gap)).advice("memory_management")
+
+
 def test_two_hundred_gaps_are_analysed() -> None:
     pieces = [event for n in range(260) for event in work(n, n * 200, n * 200 + 100)]
     longer = work(999, 260 * 200 + 50, 260 * 200 + 90)

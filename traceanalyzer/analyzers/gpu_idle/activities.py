@@ -638,7 +638,7 @@ def advice_on_collectives(one: Activity) -> str:
     if "_object" in name:
         return (
             f"{name} pickles and sends Python objects through the CPU{one.where}: send tensors "
-            "(all_gather_into_tensor, all_reduce), or call it less often."
+            "(broadcast, all_gather_into_tensor, all_reduce), or call it less often."
         )
     return (
         f"Start the collectives{one.where} earlier, so that they overlap with compute, or "

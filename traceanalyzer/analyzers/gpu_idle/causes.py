@@ -269,6 +269,12 @@ BATCH_COPY_PINNED = (
 )
 #: Calls that map physical memory at an address, and advice for a program that makes them.
 MAPS_MEMORY = r"^(?:cu|hip)MemMap$"
+#: Advice for calls that allocate from a memory pool of CUDA or HIP.
+KEEP_IN_POOL = (
+    "Memory that is freed leaves the pool at each synchronisation: keep it there "
+    "(cudaMemPoolSetAttribute with cudaMemPoolAttrReleaseThreshold; release_threshold of RMM), or "
+    "allocate once before the loop."
+)
 KEEP_MAPPED = (
     "Keep memory mapped (cuMemMap: expandable segments are on): no empty_cache in the loop, and "
     "tensors of the same sizes in all steps."

@@ -396,7 +396,8 @@ class GpuIdle(Result):
         if cause == causes.MEMORY_MANAGEMENT:
             host_memory = causes.HOST_MEMORY * self.allocates_on_host
             mapped = causes.KEEP_MAPPED * (program.maps_memory and not self.allocates_on_host)
-            return causes.UNCACHED if program.uncached else host_memory or mapped
+            pooled = causes.KEEP_IN_POOL * ("Async" in self.activity(cause).place)
+            return causes.UNCACHED if program.uncached else host_memory or mapped or pooled
         return texts.get(cause, "")
 
     def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
