@@ -157,7 +157,7 @@ def test_longest_cause_is_the_main_cause() -> None:
 @pytest.mark.parametrize(
     ("call", "part"),
     [("cudaMallocAsync", "ReleaseThreshold"), ("hipFreeAsync", "ReleaseThreshold"),
-     ("cudaMalloc", "steady")],
+     ("cudaMalloc", "from a pool")],
 )  # fmt: skip
 def test_calls_of_memory_pools_have_their_advice(call: str, part: str) -> None:
     gap = [*work(1, 0, 100), *work(2, 300, 1000), host("cuda_runtime", call, 110 * US, 180 * US)]

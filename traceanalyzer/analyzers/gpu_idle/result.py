@@ -389,15 +389,14 @@ class GpuIdle(Result):
             or self.slow_operator[1],
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host
             or causes.FEWER_NODES * program.replays,
+            causes.MEMORY_MANAGEMENT: causes.UNCACHED * program.uncached
+            or causes.HOST_MEMORY * self.allocates_on_host
+            or causes.KEEP_MAPPED * program.maps_memory
+            or causes.KEEP_IN_POOL * ("Async" in self.activity(cause).place),
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
             causes.DEVICE_WAIT: causes.CHECK_GRAPH_GAPS * self.coverage.graph_gaps,
             causes.BATCH_COPY: causes.BATCH_COPY_PINNED * (host.copies_pinned and program.pytorch),
         }
-        if cause == causes.MEMORY_MANAGEMENT:
-            host_memory = causes.HOST_MEMORY * self.allocates_on_host
-            mapped = causes.KEEP_MAPPED * (program.maps_memory and not self.allocates_on_host)
-            pooled = causes.KEEP_IN_POOL * ("Async" in self.activity(cause).place)
-            return causes.UNCACHED if program.uncached else host_memory or mapped or pooled
         return texts.get(cause, "")
 
     def on_axis(self, shifts: pl.DataFrame, *, one_clock: bool) -> GpuIdle:
