@@ -253,6 +253,14 @@ def test_requests_that_arrive_faster_than_they_are_answered(
     assert ("last quarter" in requests(path).verdict) == grows
 
 
+@pytest.mark.parametrize(("every", "stalls"), [(20, 12), (6, 40)])
+def test_frequent_stalls_are_stalls(tmp_path: Path, every: int, stalls: int) -> None:
+    prompts = [20_000 if i % every == every - 1 else 100 + i % 7 for i in range(240)]
+    path = write_benchmark(tmp_path, 100, prompts, 0.04)
+    path.write_text(json.dumps({"date": "20260901-101010"} | json.loads(path.read_text())))
+    assert requests(path).stalls.height == pytest.approx(stalls, abs=1)
+
+
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_tokens_that_come_at_once_are_no_stalls(tmp_path: Path, at_once: int) -> None:
     """With speculative decoding most gaps are short; the wait of all for a prompt is a stall."""

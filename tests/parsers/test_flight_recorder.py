@@ -433,6 +433,50 @@ def test_text_of_faulthandler(begin: str, tmp_path: Path) -> None:
     ]
 
 
+def _of_handler(main: int, place: str) -> str:
+    frame = '  File "/x/torch/distributed/distributed_c10d.py", line 2 in all_reduce\n'
+    return (
+        f"Timeout (0:05:00)!\nThread 0x{main + 1:016x} (most recent call first):\n"
+        f'  File "/usr/threading.py", line 3 in wait\n  ...\n\n'
+        f"Thread 0x{main:016x} (most recent call first):\n{frame * (place == 'step')}"
+        f'  File "/a/train.py", line 7 in {place}\n  File "/a/train.py", line 9 in <module>\n\n'
+    )
+
+
+def test_the_last_dump_of_each_process_of_faulthandler_counts(tmp_path: Path) -> None:
+    path = tmp_path / "all.txt"
+    path.write_text(
+        _of_handler(16, "load") + _of_handler(32, "load") + _of_handler(16, "step")
+        + _of_handler(48, "step")
+    )  # fmt: skip
+    assert ta.read(path).issues.is_empty()
+    threads = ta.hang(path).to_polars("threads").sort("who")
+    places = [("process 1", "all_reduce"), ("process 2", None), ("process 3", "all_reduce")]
+    assert threads.select("who", "call").rows() == places
+    (tmp_path / "one").mkdir()
+    (again := tmp_path / "one" / "rank_4.txt").write_text(
+        _of_handler(16, "load") + _of_handler(16, "step")
+    )
+    rows = ta.hang(again).to_polars("threads").select("rank", "call").rows()
+    assert rows == [(4, "all_reduce")]
+
+
+def test_a_log_with_a_dump_of_faulthandler_is_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "job.txt"
+    path.write_text(f"[E ProcessGroupNCCL.cpp:1785] [Rank 0] aborted\n{_of_handler(16, 'step')}")
+    with pytest.raises(InputError) as error:
+        ta.hang(path)
+    assert "JSON" not in str(error.value)
+
+
+def test_helpers_before_a_rank_do_not_hide_it(tmp_path: Path) -> None:
+    head = 'Process {0}: python\nPython v3\n\nThread {0} (idle): "MainThread"\n    {1}\n\n'
+    path = tmp_path / "stack_rank_3.txt"
+    frames = ("_invoke_run (api.py:9)", "_worker_loop (worker.py:1)", "fetch (a.py:3)")
+    path.write_text("".join(head.format(pid, frame) for pid, frame in enumerate(frames, 7)))
+    assert ta.hang(path).to_polars("threads")["place"].to_list() == ["fetch (a.py:3)"]
+
+
 def test_several_processes_in_one_text(tmp_path: Path) -> None:
     head = 'Process {}: {}\nPython v3.11.7 (/usr/bin/python3)\n\nThread {} (idle): "MainThread"\n'
     path = tmp_path / "all.txt"

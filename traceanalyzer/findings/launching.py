@@ -447,3 +447,23 @@ def _compilation(result: Steps, answers: Answers) -> tuple[str, int, int]:
     rows = rows.group_by("name").agg(pl.col("n", "total_ns").sum())
     rows = largest_first(rows, "total_ns", "name")  # they call each other
     return rows.row(0) if rows.height else ("", 0, 0)
+
+
+#: The key of a step.
+STEP = ["path", "rank", "step"]
+
+
+def rare_kernels(answers: Answers) -> pl.DataFrame:
+    """Return the longest kernel of each step that at most every second step runs: STEP, kernel."""
+    if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
+        return answers.time.windows.select(*STEP, kernel=pl.lit("")).clear()
+    rows = kernels.by_step.drop_nulls("step")
+    rare = rows.filter(2 * pl.col("step").n_unique().over("kernel") <= rows["step"].n_unique())
+    sums = rare.group_by(*STEP, "kernel").agg(pl.col("total_ns").sum())
+    longest = largest_first(sums, "total_ns", "kernel").unique(STEP, keep="first")
+    return longest.cast({pl.Categorical: pl.String}).drop("total_ns")
+
+
+def place_of(answers: Answers, kernel: str) -> Mapping[str, Any]:
+    """Return what launches a kernel."""
+    return {} if (kernels := answers.of(Kernels)) is None or not kernel else kernels.place(kernel)

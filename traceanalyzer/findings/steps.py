@@ -1,6 +1,5 @@
 """Rules for steps: slow ones, those of inference engines, and the time between them."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -34,7 +33,13 @@ from traceanalyzer.analyzers.steps.slow_steps import ALL_OPERATORS, CODE, FORWAR
 from traceanalyzer.findings import heavy_kernels
 from traceanalyzer.findings.busy import growing_copies, is_found
 from traceanalyzer.findings.device_time import DEVICE, WORK, intervals_of
-from traceanalyzer.findings.launching import compiling_steps, of_compilation
+from traceanalyzer.findings.launching import (
+    STEP,
+    compiling_steps,
+    of_compilation,
+    place_of,
+    rare_kernels,
+)
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
     Answers,
@@ -61,7 +66,7 @@ _NAMED = 3
 )
 def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     """Yield the time of slow steps above the usual one."""
-    each, encodes = _judged(result, answers)
+    each = _judged(result, answers)
     whole = int(each["duration_ns"].sum())
     longer = _without_waits(each, answers)
     cost = round(longer["over"].sum())
@@ -80,14 +85,15 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     size, period = left * cost / whole, _period(longer, worst)
     what = f"One step in {period} takes longer, which costs" if period else "Slow steps cost"
     if (
-        (period or encodes)
+        (period or worst["encodes"])
         and worst["grown"] == "compute"
         and kernels
         and kernels.why == MORE_KERNELS
     ):
-        size, remedy = min(size, _OF_DESIGN), _ENCODE_APART if encodes else _LESS_OFTEN
-        place = _rare_place(answers, worst)
-        if encodes and (called := called_in(place)):
+        size, remedy = min(size, _OF_DESIGN), _ENCODE_APART if worst["encodes"] else _LESS_OFTEN
+        rare = rare_kernels(answers).filter(step=worst["step"])["kernel"]
+        place = place_of(answers, rare[0] if rare.len() else "")
+        if worst["encodes"] and (called := called_in(place)):
             reason = f"the encoder of images, audio or video{called}"
         elif launched := launched_by(place):
             reason += f", with kernels{launched[1:]}"
@@ -115,21 +121,24 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     )
 
 
-def _judged(result: Steps, answers: Answers) -> tuple[pl.DataFrame, bool]:
-    """Return the steps with ``over``, the time above the usual one, and whether slow ones encode.
+def _judged(result: Steps, answers: Answers) -> pl.DataFrame:
+    """Return the steps with ``over``, the time above the usual one, and ``encodes``.
 
     Not those that prefill, which last as long as their prompts.
     """
     each = result.counted.unique(["rank", "path", "number"], maintain_order=True)
     each = _recorded_by_all(each, answers).filter(pl.col("phase").fill_null(DECODE) == DECODE)
-    prefills = _prefills(result, answers)
-    texts = [str(_rare_place(answers, one)) for one in prefills.head(1).to_dicts()]
-    if not (encodes := any(re.search(_ENCODER, text) for text in texts)):
-        each = each.join(prefills, on=_STEP, how="anti", nulls_equal=True)
+    prefills = _prefills(result, answers).join(
+        rare_kernels(answers), on=STEP, how="left", nulls_equal=True
+    ).with_columns(pl.col("kernel").fill_null(""))  # fmt: skip
+    places = {one: str(place_of(answers, one)) for one in prefills["kernel"].unique()}
+    encodes = pl.col("kernel").replace_strict(places, default="").str.contains(_ENCODER)
+    each = each.join(prefills, on=STEP, how="left", nulls_equal=True, maintain_order="left")
+    each = each.with_columns(encodes=encodes).filter(pl.col("kernel").is_null() | encodes)
     length, computes_less = pl.col("duration_ns"), fast_ns(pl.col("compute_ns")).is_not_null()
     usual = pl.when(computes_less).then(length.median()).otherwise(usual_ns(length))
     over = (length - usual.over("rank", "path", "batch")).clip(0)
-    return each.with_columns(over=over), encodes
+    return each.with_columns(over=over)
 
 
 def _slowest(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> str:
@@ -140,9 +149,6 @@ def _slowest(result: Steps, longer: pl.DataFrame, worst: Mapping[str, Any]) -> s
     times = f"{format_ns(worst['duration_ns'])} ({format_ratio(worst['ratio'])} the median)"
     return f"Slowest: {worst['step']}{rank}, {times}{grown if worst['grown'] else ''}."
 
-
-#: The key of a step.
-_STEP = ["path", "rank", "step"]
 
 #: Work that the program runs in every Nth step is at most info: as much as this is.
 _OF_DESIGN = 0.09
@@ -162,17 +168,6 @@ def _period(longer: pl.DataFrame, worst: Mapping[str, Any]) -> int:
     period = numbers[1] - numbers[0] if len(numbers) > 2 - busy else 0
     expected = [number for number in every if period and not (number - numbers[0]) % period]
     return period if period > 1 and numbers == expected else 0
-
-
-def _rare_place(answers: Answers, step: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what launches the longest kernel of a step that at most every second step runs."""
-    if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
-        return {}
-    rows = kernels.by_step.drop_nulls("step")
-    rare = rows.filter(2 * pl.col("step").n_unique().over("kernel") <= rows["step"].n_unique())
-    rare = rare.filter(step=step["step"]).group_by("kernel").agg(pl.col("total_ns").sum())
-    most = largest_first(rare, "total_ns", "kernel")["kernel"]
-    return kernels.place(most[0]) if most.len() else {}
 
 
 #: Code that encodes images, audio or video before the language model runs.
@@ -195,26 +190,26 @@ def _prefills(result: Steps, answers: Answers) -> pl.DataFrame:
     """
     kernels = answers.of(Kernels)
     if kernels is None or (rows := kernels.by_step) is None or answers.program.trains:
-        return answers.time.windows.select(_STEP).clear()
+        return answers.time.windows.select(STEP).clear()
     if not kernels.families["family"].is_in([ATTENTION, KV_CACHE]).any():
-        return answers.time.windows.select(_STEP).clear()
+        return answers.time.windows.select(STEP).clear()
     steps = pl.col("step").n_unique()
     is_usual = 2 * steps.over("path", "rank", "kernel") >= steps.over("path", "rank")
     rows = rows.drop_nulls("step").with_columns(usual_ns=pl.col("total_ns") * is_usual)
-    sums = rows.group_by(_STEP).agg(pl.sum("total_ns", "usual_ns"))
-    each = result.counted.unique(["rank", "path", "number"])[[*_STEP, "mode"]]
-    sums = sums.cast({pl.Categorical: pl.String}).join(each, on=_STEP, how="left", nulls_equal=True)
+    sums = rows.group_by(STEP).agg(pl.sum("total_ns", "usual_ns"))
+    each = result.counted.unique(["rank", "path", "number"])[[*STEP, "mode"]]
+    sums = sums.cast({pl.Categorical: pl.String}).join(each, on=STEP, how="left", nulls_equal=True)
     mostly = (2 * (pl.col("mode") == GRAPH).sum() > pl.len()).over("path", "rank")
     usual = pl.col("total_ns").median().over("path", "rank")
     is_longer = (pl.col("mode") == EAGER) & mostly & (pl.col("total_ns") > SLOW * usual)
-    return sums.filter((2 * pl.col("usual_ns") < pl.col("total_ns")) | is_longer).select(_STEP)
+    return sums.filter((2 * pl.col("usual_ns") < pl.col("total_ns")) | is_longer).select(STEP)
 
 
 def _recorded_by_all(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
     """Return the steps in which all ranks are recorded; all if none is."""
     if (comm := answers.of(CommOutliers)) is None or not comm.begin_apart:
         return steps
-    recorded = steps.join(answers.time.windows, on=_STEP, how="semi", nulls_equal=True)
+    recorded = steps.join(answers.time.windows, on=STEP, how="semi", nulls_equal=True)
     return recorded if recorded.height else steps
 
 
@@ -223,8 +218,8 @@ def _without_waits(steps: pl.DataFrame, answers: Answers) -> pl.DataFrame:
 
     If no rank has such time in a slow step, all of them wait: steps are sorted by their duration.
     """
-    waits = answers.time.losses.filter("waited").group_by(_STEP).agg(waited=pl.col("lost_ns").sum())
-    known = steps.join(waits, on=_STEP, how="left", nulls_equal=True, maintain_order="left")
+    waits = answers.time.losses.filter("waited").group_by(STEP).agg(waited=pl.col("lost_ns").sum())
+    known = steps.join(waits, on=STEP, how="left", nulls_equal=True, maintain_order="left")
     waited = pl.col("waited").fill_null(0)
     longer = (waited - usual_ns(waited).over("rank", "path", "batch")).clip(0)
     known = known.with_columns(excess=pl.col("over") - longer).drop("waited")
@@ -402,8 +397,8 @@ def _of_one_kernel(answers: Answers, steps: pl.DataFrame, cost: int) -> dict[str
         return {}
     names = heavy_kernels.kinds(kernels, answers.time)["names"].head(1).explode()
     rows = in_steps(kernels, answers.time).filter(pl.col("kernel").is_in(names.implode()))
-    sums = rows.group_by(_STEP).agg(pl.col("total_ns").sum()).cast({pl.Categorical: pl.String})
-    each = steps.join(sums, on=_STEP, how="left", nulls_equal=True)
+    sums = rows.group_by(STEP).agg(pl.col("total_ns").sum()).cast({pl.Categorical: pl.String})
+    each = steps.join(sums, on=STEP, how="left", nulls_equal=True)
     ns = pl.col("total_ns").fill_null(0)
     grown = each.select((ns - ns.median().over("path", "rank")).clip(0).sum()).item()
     return {"one-kernel": min(grown / cost, 1.0)}

@@ -24,8 +24,8 @@ from traceanalyzer.vocabulary import PY_SPY_DUMP
 _TEXT = re.compile(
     rb"\s*+(?:Process \d+: [^\n]*\nPython v[^\n]*\n|(?:Stack dump for [^\n]*\n\s*+)?Thread "
     rb"(?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \([a-z+]*\)[^\n]*\n[ \t]{2,8}+\S[^\n]* \(\S[^\n]*\)\r?\n"
-    # up to three lines say why faulthandler wrote it
-    rb"|(?:[^\n]{0,200}\n\s*+){0,3}?(?:Current thread|Thread) 0x[0-9a-f]{1,16}"
+    rb"|(?:(?:Fatal Python error:|Timeout \(|Process \d+ )[^\n]*\n\s*+)?"
+    rb"(?:Current thread|Thread) 0x[0-9a-f]{1,16}"
     rb" (?:\[[^\n]*\] )?\(most recent call first\):\r?\n)"
 )
 _JSON = re.compile(rb'\s*+\[\s*+\{\s*+"pid"\s*+:\s*+\d+\s*+,\s*+"thread_id"\s*+:')
@@ -42,12 +42,8 @@ _OF_HANDLER = re.compile(
 _FILE = re.compile(r'  File "(.*)", line (\d{1,9}) in (.*)')
 #: What faulthandler says besides, and the first line of a process of py-spy.
 _OTHERS = (
-    "Python v",
-    "        ",
-    "Fatal Python error: ",
-    "Timeout (",
-    "Extension modules: ",
-    "  <no Py",
+    *("Python v", "        ", "Fatal Python error: ", "Timeout (", "Extension modules: "),
+    *("  <no Py", "  ...", "  <truncated", "Current thread's C stack", "  Binary file "),
 )
 _MAIN_THREAD = "MainThread"
 #: The outermost frame of a main thread.
@@ -90,7 +86,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         data += block
         if len(data) > _MOST_BYTES:
             raise MalformedInput(source.path, "larger than any output of py-spy dump")
-    is_json = data.lstrip()[:1] == b"["
+    is_json = _JSON.match(data) is not None
     commands, threads, bad = _from_json(source, data) if is_json else _from_text(data)
     if not threads:
         raise MalformedInput(
@@ -132,10 +128,32 @@ def _from_text(data: bytes) -> tuple[dict[int, str], list[_Thread], int]:
             commands.setdefault(pid, match[3])
         elif threads and line.strip() and not line.startswith(_OTHERS):
             bad += 1
-    threads = [_named(one) for one in threads]
-    if threads and not threads[-1].state and all(one.name != _MAIN_THREAD for one in threads):
-        threads[-1] = threads[-1]._replace(name=_MAIN_THREAD)  # faulthandler begins with the newest
-    return commands, threads, bad
+    if threads and not threads[-1].state:
+        return commands, _of_processes(threads), bad
+    return commands, [_named(one) for one in threads], bad
+
+
+def _of_processes(threads: list[_Thread]) -> list[_Thread]:
+    """Return the threads of the last dump of each process that faulthandler wrote.
+
+    A dump begins with the newest thread and ends with the main thread. Dumps of one process have
+    threads with the same numbers.
+    """
+    dumps: list[list[_Thread]] = [[]]
+    for one in threads:
+        dumps[-1].append(one)
+        if one.frames and one.frames[-1][0] in _MAIN:
+            dumps.append([])
+    last: dict[int, list[_Thread]] = {}
+    for dump in filter(None, dumps):
+        dump[-1] = dump[-1]._replace(name=_MAIN_THREAD)
+        last[dump[-1].tid or 0] = dump
+    many = len(last) > 1
+    return [
+        one._replace(pid=number if many else one.pid)
+        for number, dump in enumerate(last.values(), 1)
+        for one in dump
+    ]
 
 
 def _named(one: _Thread) -> _Thread:

@@ -194,11 +194,10 @@ class Hang(Result):
         """The main threads, with the collective that they called (null: none) and who they are."""
         # several processes of a rank are it and what it started, those of no rank count alone
         process = pl.when(pl.col("rank").is_null()).then("process")
-        rows = self.threads.filter(pl.col("thread") == "MainThread").unique(
-            ["path", "rank", process], keep="first", maintain_order=True
-        )
+        rows = self.threads.filter(pl.col("thread") == "MainThread")
         helps = rows["frames"].str.contains(_HELPERS).fill_null(value=False)
         rows = rows if helps.all() else rows.filter(~helps)
+        rows = rows.unique(["path", "rank", process], keep="first", maintain_order=True)
         file = pl.col("path").str.extract("([^/]*)$")
         alone = pl.when(pl.col("process").n_unique().over("path") > 1).then("process")
         return rows.with_columns(

@@ -230,7 +230,7 @@ def _errors(
         reason = oom_causes.UNKNOWN if unclear else oom_causes.cause(at)
         line = rank.lines.code_of(pl.Series([row["stack"]], dtype=pl.UInt32))
         live = alive(history, rank, position)
-        again = (2 * pl.col("bytes") >= (row["bytes"] or 0)) | (pl.col("stack") == row["stack"])
+        again = (2 * pl.col("bytes") >= (row["bytes"] or 0)) | pl.col("stack").is_in([row["stack"]])
         later = history.allocations.filter(pl.col("start") > position, again)
         advice = oom_causes.advice(at, reason)
         private = rank.of_device(history.device)[0].drop_nulls("pool")

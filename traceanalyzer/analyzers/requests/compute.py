@@ -205,8 +205,9 @@ def _latencies(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
 
 #: Gaps between tokens, and stalls, are longer than this many times the median gap.
 _LONG_GAP = 10
-#: Tokens came at once if the gap between them is shorter than this quantile by that factor.
-_MOST_GAPS = 0.9
+#: Tokens came at once (speculative decoding) if the gap between them is shorter than a step of a
+#: model, and at least this share of the gaps is longer.
+_STEP_NS, _STEPS = 1e6, 0.05
 #: Requests, and answers of so many tokens whose gaps grow: by this factor from the first quarter to
 #: the last one, from about the same.
 _REQUEST = ["path", "run", "row"]
@@ -275,9 +276,15 @@ def _gaps(each: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     gap = pl.col("gap")
     return tokens.with_columns(
         start=ends - gap.round().cast(pl.Int64), end=ends,
-        usual=gap.filter(_LONG_GAP * gap >= gap.quantile(_MOST_GAPS)).median().over(key),
+        usual=_usual(gap).over(key),
         place=pl.int_range(pl.len()).over(_REQUEST) / pl.len().over(_REQUEST),
     )  # fmt: skip
+
+
+def _usual(gap: pl.Expr) -> pl.Expr:
+    """Return the median gap, without those before tokens that came at once."""
+    steps = gap.filter(gap >= _STEP_NS)
+    return pl.when(steps.len() >= _STEPS * gap.len()).then(steps.median()).otherwise(gap.median())
 
 
 def _paused(long: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
