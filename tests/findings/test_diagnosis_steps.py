@@ -418,6 +418,14 @@ def test_only_what_other_steps_lack_is_only_in_slow_steps() -> None:
     assert rows_of_slow_steps({3: [saving]}, usual) == [("save_checkpoint", 19 * MS, MS)]
 
 
+def test_a_decorator_is_not_named_for_what_it_calls() -> None:
+    decorator = host("python_function", "torch/utils/_contextlib.py(120): decorate_context",
+                     10 * MS, 19 * MS)  # fmt: skip
+    function = host("python_function", "train.py(56): validate", 10 * MS + US, 19 * MS - 2 * US)
+    rows = rows_of_slow_steps({3: [decorator, function]})
+    assert [name for name, *_ in rows] == ["train.py(56): validate"]
+
+
 @pytest.mark.matrix
 def test_ranges_that_differ_by_a_number_are_usual() -> None:
     """Each step forwards another layer: that of the slow step is not "only in slow steps"."""

@@ -40,6 +40,9 @@ _SAME_FRAC = 0.5
 #: ... which one within another names if it has this share of the other one's excess.
 _MOST_FRAC = 0.7
 
+#: Functions of decorators, such as ``torch.no_grad``: they call what they decorate.
+_DECORATORS = r"(?:^|[/\\])(?:_contextlib|contextlib|functools)\.py\("
+
 _SCHEMA = {
     "step": pl.String,
     "kind": pl.String,
@@ -95,6 +98,7 @@ def only_slow(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     kept = candidates.filter(
         pl.col("total_ns") - pl.col("usual_ns").fill_null(0) >= _LEAST_FRAC * pl.col("over"),
         pl.col("usual_ns").fill_null(0) <= _ELSEWHERE_FRAC * pl.col("total_ns"),
+        ~pl.col("name").str.contains(_DECORATORS),
     )
     if kept.is_empty():
         return pl.concat(of_all)
