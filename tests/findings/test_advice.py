@@ -976,3 +976,14 @@ def test_time_that_is_waits_only_grows_in_no_step() -> None:
     row = {"path": "a", "rank": 0, "device": 0, "step": "step 1", "lost_ns": 5, "waited": True}
     time = SimpleNamespace(growing=lambda rows: None if rows.is_empty() else (1, 2))
     assert idle._growing(pl.DataFrame([row]), time, ()) == ""
+
+
+@pytest.mark.parametrize(
+    ("function", "writes"),
+    [("generate.py(97): save_images", True), ("a.py(1): imwrite", True), ("a.py(1): write", True),
+     ("a.py(1): savings", False), ("a.py(1): update_saves", False)],
+)  # fmt: skip
+def test_code_that_writes_results_is_not_compiled(function: str, writes: bool) -> None:
+    one = Activity(place=function, frame=function)
+    advice = activities.advice_on_host_code(one, TRAINING, code="", on_host=False)
+    assert ("thread or process" in advice) == writes

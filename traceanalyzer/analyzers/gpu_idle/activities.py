@@ -34,6 +34,8 @@ LOGS = re.compile(
     r"|(?:^|[ ._])(?:log(?!_?(?:softmax|sigmoid|prob|sum|normal|cosh|det))|report|track|add_scalar)"
     r"(?:_|\b)"
 )
+#: Functions that write results: a GPU does not make them faster.
+_SAVES = re.compile(r"(?:: |[._])(?:save|write|export|dump|imwrite)(?:_(?!ckpt|checkpoint)\w+)?$")
 #: Operators that read a number from the device, and those whose size depends on its data.
 _READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
 _SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::(?:index|where)$")
@@ -130,7 +132,7 @@ class Activity:
     @property
     def stages_for_mpi(self) -> bool:
         """Whether MPI sends what was copied from the device right before."""
-        return self.place.startswith(_MPI) and "DtoH" in self.after
+        return self.place.startswith("MPI_") and "DtoH" in self.after
 
     @property
     def in_autograd(self) -> bool:
@@ -582,8 +584,8 @@ def _of_optimizer(one: Activity) -> str:
 
 
 def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
-    if LOGS.search(one.called or one.frame):
-        return f"Call {frame_text(one.called or one.frame)} less often, or from another thread."
+    if LOGS.search(caller := one.called or one.frame) or _SAVES.search(caller):
+        return f"Call {frame_text(caller)} less often, or from another thread or process."
     if not pytorch:
         return f"Make {one.text} faster, or call it less often."
     if one.line.startswith("<module>"):
@@ -622,7 +624,6 @@ def advice_on_data(one: Activity, *, loader: bool) -> str:
     )
 
 
-_MPI = "MPI_"
 #: Advice for data that is copied to the host only because MPI sends it from there.
 GPU_AWARE = (
     "Data is copied to the host for MPI and back: pass pointers to device memory to a GPU-aware "
