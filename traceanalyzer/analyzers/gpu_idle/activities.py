@@ -35,7 +35,7 @@ LOGS = re.compile(
     r"(?:_|\b)"
 )
 #: Functions that write results: a GPU does not make them faster.
-_SAVES = re.compile(r"(?:: |[._])(?:save|write|export|dump|imwrite)(?:_(?!ckpt|checkpoint)\w+)?$")
+_RESULTS = re.compile(r"(?:: |[._])(?:save|write|export|dump|imwrite)(?:_(?!ckpt|checkpoint)\w+)?$")
 #: Operators that read a number from the device, and those whose size depends on its data.
 _READS_NUMBER = re.compile(r"item|_local_scalar_dense|is_nonzero|aten::equal$")
 _SIZE_OF_DATA = re.compile(r"nonzero|masked_select|unique|repeat_interleave|aten::(?:index|where)$")
@@ -584,7 +584,7 @@ def _of_optimizer(one: Activity) -> str:
 
 
 def _of_python(one: Activity, *, pytorch: bool, trains: bool) -> str:
-    if LOGS.search(caller := one.called or one.frame) or _SAVES.search(caller):
+    if LOGS.search(caller := one.called or one.frame) or _RESULTS.search(caller):
         return f"Call {frame_text(caller)} less often, or from another thread or process."
     if not pytorch:
         return f"Make {one.text} faster, or call it less often."
