@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, MS, device, host, step, trace
 from diagnosing import judged
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.findings.rule import Answers
 from traceanalyzer.trace import Device, Trace
 
 KERNELS = {"gemm": 4 * MS, "softmax": 2 * MS, "layer_norm": MS, "multi_tensor_apply": MS}
@@ -105,9 +107,13 @@ def test_all_steps_are_slower_than_work_launched_before_the_recording(factor: fl
 
 
 @pytest.mark.matrix
-def test_slow_gpu_without_matching_collectives() -> None:
-    """Without matching collectives there is no wait time, but kernels are slow."""
-    traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
+@pytest.mark.parametrize("less", [1, 0.5])
+def test_slow_gpu_without_matching_collectives(less: float) -> None:
+    """Without matching collectives there is no wait time, but kernels are slow.
+
+    A rank with less work does not hide that.
+    """
+    traces = job(lambda rank, _n, _k: {2: 1.5, 0: less}.get(rank, 1))
     alone = [trace([e for e in one.events.to_dicts() if e["name"] != ALL_REDUCE] + [
         device(f"{ALL_REDUCE[:-1]}{rank})", 0, 1_000, stream=20)], rank, world_size=4)
         for rank, one in enumerate(traces)]  # fmt: skip
@@ -128,6 +134,61 @@ def test_slow_gpus_of_several_ranks_are_one_finding(n_ranks: int, slow: tuple[in
     assert [one.ranks for one in judged("slow-gpu", *traces)] == [slow] * bool(slow)
     assert not judged("straggler", *traces)
     assert not judged("unequal-work", *traces)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "slow", "ranks"),
+    [
+        ("aabbcc", "aa", (0, 1)),
+        ("aaabb", "aaa", (0, 1, 2)),
+        ("aabbcc", "bbcc", ()),  # one node is fast
+        ("abcdef", "bcdef", ()),
+        ("aaaaa", "aaa", ()),
+    ],
+)
+def test_slower_ranks_are_few_or_those_of_few_nodes(
+    nodes: str, slow: str, ranks: tuple[int, ...]
+) -> None:
+    first = nodes.index(slow)
+    of_slow = range(first, first + len(slow))
+    times = [(rank, 14 if rank in of_slow else 10) for rank in range(len(nodes))]
+    answers = Answers({})
+    answers.__dict__["nodes"] = dict(enumerate(nodes))
+    assert (*answers.slower(pl.DataFrame(times, ["rank", "ns"], orient="row")),) == ranks
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks", "part"),
+    [("aaaa", (2, 3), "half"), ("aaab", (0, 1, 2), "all"), ("aaab", (1, 2), ""),
+     ("aaaaa", (2, 3, 4), ""), ("abab", (0, 1), "")],
+)  # fmt: skip
+def test_half_of_a_node_is_half_of_one_node(nodes: str, ranks: tuple[int, ...], part: str) -> None:
+    answers = Answers({})
+    answers.__dict__["nodes"] = dict(enumerate(nodes))
+    assert answers.label(ranks).endswith(f" ({part} of node a)" if part else str(ranks[-1]))
+
+
+@pytest.mark.parametrize("slow", [1.12, 1.8])
+def test_a_rank_of_slow_gpus_is_a_straggler_for_another_cause(slow: float) -> None:
+    """The GPUs of ranks 2 and 3 of 8 are slow, too little for a finding or much; rank 3 pauses."""
+    traces = []
+    for rank in range(8):
+        events = []
+        for number in range(5):
+            begin, at = number * 60 * MS, number * 60 * MS + (30 * MS if rank == 3 else 0)
+            events.append(step(number, begin, 60 * MS))
+            for name, usual in KERNELS.items():
+                ns = round(usual * (slow if rank in (2, 3) else 1))
+                events.append(device(name, at, ns))
+                at += ns
+            length = begin + 60 * MS - at
+            about = ABOUT | {"group_size": 8}
+            events.append(device(ALL_REDUCE, at, length, seq=number, group="0", **about))
+        traces.append(trace(events, rank, world_size=8))
+    (gpus,), late = judged("slow-gpu", *traces), judged("straggler", *traces)
+    assert (gpus.ranks, (gpus.size or 0) >= 0.05) == ((2, 3), slow > 1.5)
+    assert late[0].rank == 3
+    assert 0.35 <= (late[0].cost_frac or 0) <= 0.55
 
 
 @pytest.mark.matrix

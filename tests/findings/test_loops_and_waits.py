@@ -89,27 +89,33 @@ def test_other_kernels_are_no_loop(one: Trace) -> None:
     assert not judged("tensor-loop", one)
 
 
-def calling(frame: str, kernels: list[str], *, times: int = 6, backward: bool = False) -> Trace:
+def calling(
+    frame: str, kernels: list[str], *, times: int = 6, passes: int = 1, together: bool = False
+) -> Trace:
     """Return three steps of 10 ms: a function that launches kernels of 100 us before each product.
 
-    With ``backward``, each call is in a pass of its own.
+    The calls are in so many forward passes, or, if 0, in none. With ``together``, the products
+    follow all calls.
     """
     events: _Events = []
     for number in range(3):
         at = number * 10 * MS
         events.append(step(number, at, 10 * MS))
         for layer in range(times):
-            names = kernels[: 1 + layer] if len(kernels) > 2 else kernels
+            begin, names = at, kernels[: 1 + layer] if len(kernels) > 2 else kernels
             events.append(host("python_function", frame.format(layer), at, len(names) * 110 * US))
             for kernel in names:
                 events += launch(kernel, at + US, 100 * US)
                 at += 110 * US
-            events += launch("gemm", at, MS)
-            at += MS + 10 * US
-            if backward:
-                node = "autograd::engine::evaluate_function: MmBackward0"
-                events.append(host("cpu_op", node, at, 5 * US))
-                at += 10 * US
+            if not together:
+                events += launch("gemm", at, MS)
+                at += MS + 10 * US
+            if passes > 1:
+                events.append(host("python_function", "nn.Module: Model_0", begin, at - begin))
+        if passes == 1:
+            begin = number * 10 * MS
+            events.append(host("python_function", "nn.Module: Model_0", begin, at - begin))
+        events += launch("gemm", at, MS)
     return trace(events)
 
 
@@ -124,7 +130,9 @@ COS, MASKS = ADD.replace("CUDAFunctor_add", "cos_kernel_cuda"), [GATHER, ADD]
         (calling("utils.py(61): _get_unpad_data", [GATHER], times=4), 3),
         (calling("nn.Module: LlamaRotaryEmbedding_{}", [GATHER]), 0),  # it applies the table
         (calling("model.py(7): make_mask", MASKS, times=3), 0),
-        (calling("model.py(7): make_mask", MASKS, backward=True), 0),  # of micro-batches
+        (calling("model.py(7): make_mask", MASKS, passes=6), 0),  # of micro-batches, or tokens
+        (calling("model.py(7): make_mask", MASKS, passes=0), 0),  # of tokens, perhaps
+        (calling("model.py(7): make_masks", MASKS, together=True), 0),  # of images of a batch
         (calling("model.py(7): make_mask", [*MASKS, "sm90_gemm"]), 0),
         (calling("model.py(7): make_mask", [str(n) for n in range(6)]), 0),  # not equal
         (calling("model.py(7): get_dropout_mask", MASKS), 0),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -236,16 +237,27 @@ class Answers:
     def slower(self, times: pl.DataFrame) -> list[int]:
         """Return the ranks above the largest ratio of neighbouring times: half, or whole nodes.
 
+        If that is below the median (a rank has less work): above the largest one from there on.
+
         Args:
             times: rank and ``ns``, above 0.
         """
         rows = times.sort("ns", "rank")
         if rows.height < _COMPARED:
             return []
-        n = int((rows["ns"] / rows["ns"].shift(1)).fill_null(0.0).arg_max() or 0)
-        ranks = rows["rank"][n:].sort().to_list()
-        few = 2 * len(ranks) <= rows.height
-        return ranks if few or " (all of " in self.label(ranks) else []
+        ratios = (rows["ns"] / rows["ns"].shift(1)).fill_null(0.0)
+        n, half = int(ratios.arg_max() or 0), rows.height // 2 + 1
+        if 2 * n < rows.height and not self._are_nodes({*rows["rank"][n:]}):
+            n = half + int(ratios[half:].arg_max() or 0)
+            n = n if ratios[n] >= _LONGER else rows.height
+        return rows["rank"][n:].sort().to_list()
+
+    def _are_nodes(self, ranks: Collection[int]) -> bool:
+        """Whether these are all ranks of at most half of the nodes, several on each."""
+        sizes, nodes = Counter(self.nodes.values()), [self.nodes.get(rank) for rank in ranks]
+        return 2 * len({*nodes}) <= len(sizes) and all(
+            name and 1 < n == sizes[name] for name, n in Counter(nodes).items()
+        )
 
     def label(self, ranks: Sequence[int]) -> str:
         """Return ``rank 3``, ``ranks 3, 4``, or ``ranks 4-7 (all of node b)``.
@@ -257,7 +269,8 @@ class Answers:
         names = sorted({self.nodes.get(rank) or "" for rank in ranks})
         there = [rank for rank in sorted(self.nodes) if self.nodes[rank] in names]
         half, place = len(there) // 2, f"node{'s' * (len(names) > 1)} {', '.join(names)}"
-        part = "half" if [*ranks] in (there[:half], there[half:]) else ""
+        even = len(names) == 1 and 2 * half == len(there)
+        part = "half" if even and [*ranks] in (there[:half], there[half:]) else ""
         part = "all" if there == [*ranks] else part
         text = f" ({part} of {place})" * bool(part)
         return f"ranks {format_ranges(ranks)}{text}"
@@ -304,6 +317,8 @@ class Answers:
 
 #: From this number of ranks on, slower ones are compared with the others.
 _COMPARED = 3
+#: Where a rank has less work, slower ones take at least this many times as long as the next one.
+_LONGER = 1.1
 #: Name of a file of torch.profiler's tensorboard_trace_handler: node, process, time.
 _OF_HANDLER = r"([^/\\]+)_\d+\.\d+\.pt\.trace\.json"
 #: Modules are loaded again and again from this number on, with other work to make what has them.

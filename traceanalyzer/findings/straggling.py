@@ -183,12 +183,22 @@ def slow_stages(answers: Answers) -> dict[int, list[int]]:
     return dict(slow.select("stage", "rank").iter_rows())
 
 
-def slow_together(answers: Answers) -> list[int]:
-    """Return several ranks whose GPUs or hosts are slow, which is one cause."""
-    time = answers.time
-    ranks = main_ranks(time.of_cause(causes.LAUNCH), time.windows["rank"].n_unique())
-    hosts = ranks if len(ranks) > 1 and slow_host(answers, ranks) else ()
-    return [*hosts, *(rank for one in answers.measured(slow_gpu) for rank in one.ranks)]
+@memoized
+def _waits(answers: Answers) -> pl.DataFrame:
+    """Return wait time without that for slow GPUs or hosts of several ranks, which has a finding.
+
+    It is for work of these GPUs, and for launches of these hosts.
+    """
+    time, least = answers.time, slow_gpu.levels["warning"]
+    launching = time.of_cause(causes.LAUNCH)
+    ranks = main_ranks(launching, time.windows["rank"].n_unique())
+    much = time.frac(int(launching["lost_ns"].sum())) >= least
+    hosts = ranks if much and len(ranks) > 1 and slow_host(answers, ranks) else ()
+    measured = [one for one in answers.measured(slow_gpu) if (one.size or 0.0) >= least]
+    gpus = [rank for one in measured for rank in one.ranks]
+    root, cause = pl.col("root_rank").fill_null(-1), pl.col("cause")
+    of_slow = (root.is_in(gpus) & (cause == WORK)) | (root.is_in(hosts) & (cause == causes.LAUNCH))
+    return time.losses.filter("waited", ~of_slow)
 
 
 def stage_of(answers: Answers, rank: int) -> int | None:
@@ -481,8 +491,8 @@ def _straggler(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     alike = slow_stages(answers)
     for stage, ranks in alike.items():
         yield from _measure_stage(time, stage, ranks)
-    together = [rank for ranks in alike.values() for rank in ranks] + slow_together(answers)
-    waits = time.losses.filter("waited", ~pl.col("root_rank").is_in(together))
+    together = [rank for ranks in alike.values() for rank in ranks]
+    waits = _waits(answers).filter(~pl.col("root_rank").is_in(together))
     by_rank = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
     for rank, total in largest_first(by_rank, "lost_ns", "rank").head(_NAMED).iter_rows():
         if is_steady(time, rank) and not _with_more_work(answers, rank):
@@ -516,7 +526,7 @@ def _measure_stage(time: DeviceTime, stage: int, ranks: Sequence[int]) -> Iterat
 
 def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total: int) -> Measured:
     time = answers.time
-    waits = time.waits_for(rank)
+    waits = _waits(answers).filter(root_rank=rank)
     by_cause = dict(waits.group_by("cause").agg(pl.col("lost_ns").sum()).iter_rows())
     length = (pl.col("end") - pl.col("start")).sum()
     others_ns = max(time.windows.filter(pl.col("rank") != rank).select(length).item(), 1)
@@ -607,7 +617,7 @@ def _with_more_work(answers: Answers, rank: int) -> tuple[int, ...]:
     exceeds the mean by less than a quarter as much. Work is the time of the GPUs of a rank without
     idle time and exposed communication. Stages of pipelines are not compared.
     """
-    waits = answers.time.waits_for(rank).group_by("cause").agg(pl.col("lost_ns").sum())
+    waits = _waits(answers).filter(root_rank=rank).group_by("cause").agg(pl.col("lost_ns").sum())
     by_cause = dict(waits.iter_rows())
     if stage_of(answers, rank) is not None or not keeps_its_work(answers, rank, by_cause):
         return ()
@@ -633,8 +643,7 @@ def _unequal_work(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     late = [one for one in answers.measured(_straggler) if (one.size or 0.0) >= WARN_FRAC]
     stragglers = [one for one in late if sum(one.explained.values()) < _HALF]
     of_others = [rank for one in stragglers for rank in one.ranks or (one.rank,)]
-    of_others += slow_together(answers)
-    waits = time.of_cause(WORK).filter(~pl.col("root_rank").is_in(of_others))
+    waits = _waits(answers).filter(~pl.col("root_rank").is_in(of_others), cause=WORK)
     total = int(waits["lost_ns"].sum())
     if not total:
         return

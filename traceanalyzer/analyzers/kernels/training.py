@@ -59,6 +59,8 @@ _OF_A_BATCH = (
     r"|position_ids|alibi|cos_sin|sin_cos|freqs_cis|rotary_emb\w*)(?:_\w+)?$"
     r"|^nn\.Module: \w*Rotary\w*_\d+$"
 )
+#: The outermost of these ranges is a forward pass: generation has one for each token.
+_WHOLE_MODEL = r"^nn\.Module: |\.py\(\d+\): forward$"
 
 #: The operator that joins tensors, and two of them in its recorded inputs.
 JOIN, _SIZES = "aten::cat", r"\[((?:\d{1,12}, ?)*\d{1,12})\]"
@@ -81,7 +83,7 @@ SCHEMA = {
 _NONE = pl.DataFrame(schema=SCHEMA)
 
 _THREAD = ["pid", "tid"]
-_ON_HOST = ("cpu_op", "user_annotation", "nvtx")
+_ON_HOST, _PYTHON = ("cpu_op", "user_annotation", "nvtx"), ("python_function",)
 
 #: Ranges that PyTorch marks itself.
 _OPTIMIZER_STEP = r"^Optimizer\.step#"
@@ -295,7 +297,7 @@ def _of_many(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str], place: str
 ) -> pl.DataFrame:
     """Short kernels of operators that are called for one embedding table or weight each."""
-    ranges = _ranges(trace, names, MANY_OF[place], (*_ON_HOST, "python_function"))
+    ranges = _ranges(trace, names, MANY_OF[place], (*_ON_HOST, *_PYTHON))
     if ranges.is_empty():
         return _NONE
     ranges = _outermost(ranges)
@@ -318,7 +320,7 @@ def _avoidable(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, steps: pl.DataFrame, what: str
 ) -> pl.DataFrame:
     """Kernels of ranges that need not run, or not so often."""
-    ranges = _ranges(trace, trace.names, _AVOIDED[what], (*_ON_HOST, "python_function"))
+    ranges = _ranges(trace, trace.names, _AVOIDED[what], (*_ON_HOST, *_PYTHON))
     if ranges.is_empty():
         return _NONE
     calls = calls.sort("ts")
@@ -343,37 +345,44 @@ def _avoidable(
 def _again(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, nodes: pl.DataFrame
 ) -> pl.DataFrame:
-    """Kernels of functions that each layer of a pass calls for what all of them can share."""
-    ranges = _outermost(_ranges(trace, trace.names, _OF_A_BATCH, ("python_function",)))
-    rows = linking.label_by_interval(calls.sort("ts"), ranges, _THREAD).drop_nulls("interval")
-    if rows.is_empty():
+    """Kernels of functions that each layer of a pass calls for what all of them can share.
+
+    Kernels of layers run between the calls; otherwise they may be one for each image of a batch.
+    """
+    ranges = _outermost(_ranges(trace, trace.names, _OF_A_BATCH, _PYTHON))
+    if ranges.is_empty():
         return _NONE
-    rows = rows.hstack(work.drop(*_THREAD, "ts", strict=False)[rows["work"]])
-    families = families_of(rows["name"].unique().drop_nulls())
+    passes = _outermost(_ranges(trace, trace.names, _WHOLE_MODEL, _PYTHON))
+    families = families_of(work["name"].unique().drop_nulls())
     layers = [name for name, family in families.items() if family in _OF_LAYERS]
+    is_layer = pl.col("name").is_in(layers).fill_null(value=False).cast(pl.Int64)
+    calls = calls.with_columns(work["name"][calls["work"]]).sort("ts")
+    calls = calls.select(*_THREAD, "ts", "work", before=is_layer.cum_sum().over(_THREAD))
+    calls = linking.label_by_interval(calls, passes, _THREAD).rename({"interval": "pass"})
+    calls = linking.label_by_interval(calls.drop_nulls("pass"), ranges, _THREAD)
+    rows = calls.drop_nulls("interval")
+    rows = rows.hstack(work.drop(*_THREAD, "ts", strict=False)[rows["work"]])
     step = launching_step(device_steps(trace), rows["ts"], rows["start"])
     place = ranges["name"][rows["interval"]].cast(pl.String)
     place = AGAIN + place.str.replace_all(r"^nn\.Module: |_\d+$", "")
     rows = rows.with_columns(step, place.alias("place"), call=_count(nodes, rows))
     rows = rows.join(grids_of(trace), on="event", how="left", maintain_order="left")
     kernel = pl.format("{} {}; ", pl.col("name").cast(pl.String), pl.col("blocks").fill_null(0))
-    alike = ["step", "place", "call", "kernels"]
-    by_call = rows.drop_nulls("step").group_by("interval", maintain_order=True)
-    each = by_call.agg(
-        pl.col(alike[:3]).first(),
-        of_layer=pl.col("name").is_in(layers).any(),
-        kernels=kernel.str.join(),
-    ).with_columns(n=pl.len().over(alike), nth=pl.int_range(pl.len()).over(alike))
+    alike = ["step", "pass", "place", "call", "kernels"]
+    of_layer = pl.col("name").is_in(layers).any().over("interval")
+    by_call = rows.drop_nulls("step").filter(~of_layer).group_by("interval", maintain_order=True)
+    each = by_call.agg(pl.col(*alike[:-1], "before").first(), kernels=kernel.str.join())
+    each = each.with_columns(n=pl.len().over(alike), nth=pl.int_range(pl.len()).over(alike))
     is_table = ~pl.col("place").str.contains("Rotary") | pl.col("kernels").str.contains(_ANGLES)
-    again = each.filter(
-        is_table, ~pl.col("of_layer"), pl.col("n") >= _LEAST_CALLS, pl.col("nth") > 0
-    )
+    apart = pl.col("before").n_unique().over(alike) >= _LEAST_CALLS
+    again = each.filter(is_table & apart, pl.col("nth") > 0)
     rows = rows.drop("call").join(again.select("interval", call="n"), on="interval")
     return rows.filter(work_kind=COMPUTE).with_columns(purpose=pl.lit(AVOIDABLE), of_tensor=None)
 
 
 def _outermost(ranges: pl.DataFrame) -> pl.DataFrame:
-    """Return ranges that no earlier one of their thread contains; they are sorted by start."""
+    """Return ranges that no other one of their thread contains, by start."""
+    ranges = ranges.sort("start", "end", descending=[False, True])
     ends = pl.col("end").cum_max().shift().over(_THREAD).fill_null(0)
     return ranges.filter(pl.col("end") > ends)
 
@@ -569,7 +578,7 @@ def _tuning(
     trace: Trace, work: pl.DataFrame, calls: pl.DataFrame, names: list[str]
 ) -> pl.DataFrame:
     """Spans of device work that Triton, or a convolution's search for an algorithm, measures."""
-    with_frames = (*_ON_HOST, "python_function")
+    with_frames = (*_ON_HOST, *_PYTHON)
     measured = _ranges(trace, names, _BENCHMARKS, with_frames)
     around = _containing(_ranges(trace, names, _AUTOTUNER, with_frames), measured)
     waits = _ranges(trace, names, _WAITS_FOR_EVENT, CUDA_CALLS)
