@@ -18,7 +18,7 @@ The times of all causes add up to the idle time, exposed communication and expos
 devices. Removing a cause may gain less: another rank may then be the slowest, see ``gains``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -140,6 +140,12 @@ class DeviceTime(Basis):
     def waits_for(self, rank: int) -> pl.DataFrame:
         """Return wait time for one rank, for all causes of its delay (not of the schedule)."""
         return self.losses.filter("waited", pl.col("root_rank") == rank)
+
+    def other_waits(self, ranks: Mapping[str, Sequence[int]]) -> pl.DataFrame:
+        """Return wait time for ranks without that for these ranks, by cause."""
+        root, cause = pl.col("root_rank"), pl.col("cause")
+        of_these = [root.is_in(some) & (cause == one) for one, some in ranks.items()]
+        return self.losses.filter("waited", ~pl.any_horizontal(of_these))
 
     @cached_property
     def busy(self) -> pl.DataFrame:

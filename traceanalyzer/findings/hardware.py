@@ -31,6 +31,8 @@ _GPUS = ("these GPUs and of their node", "this GPU")
 #: Ranks are equally slow if their times differ by at most this factor.
 _ALIKE = 1.15
 _NAMED = 3
+#: From this share of step time on, slow GPUs or hosts are a warning.
+LEAST = 0.05
 
 
 @rule(
@@ -187,7 +189,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     "comm_outliers",
     "all kernels of some ranks slower than on the other ranks",
     f"time above that of the other ranks, {OF_STEP}",
-    {"warning": 0.05, "critical": 0.2},
+    {"warning": LEAST, "critical": 0.2},
     uses=("gpu_idle", "kernels"),
 )
 def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
@@ -219,6 +221,12 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         rank=ranks[0] if alone else None,
         ranks=() if alone else tuple(ranks),
     )
+
+
+def slow_gpus(answers: Answers) -> list[int]:
+    """Return several ranks whose GPUs are so slow that a finding warns of them."""
+    measured = (one for one in answers.measured(slow_gpu) if (one.size or 0.0) >= LEAST)
+    return [rank for one in measured for rank in one.ranks]
 
 
 def _slow_alike(rows: pl.DataFrame, slow: pl.Series) -> Difference | None:

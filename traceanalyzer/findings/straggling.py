@@ -53,7 +53,7 @@ from traceanalyzer.findings.device_time import (
     main_ranks,
     only_rank,
 )
-from traceanalyzer.findings.hardware import slow_gpu
+from traceanalyzer.findings.hardware import LEAST, slow_gpus
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
     OF_STEP,
@@ -189,16 +189,11 @@ def _waits(answers: Answers) -> pl.DataFrame:
 
     It is for work of these GPUs, and for launches of these hosts.
     """
-    time, least = answers.time, slow_gpu.levels["warning"]
-    launching = time.of_cause(causes.LAUNCH)
-    ranks = main_ranks(launching, time.windows["rank"].n_unique())
-    much = time.frac(int(launching["lost_ns"].sum())) >= least
+    time = answers.time
+    ranks = main_ranks(time.of_cause(causes.LAUNCH), time.windows["rank"].n_unique())
+    much = time.frac(int(time.of_cause(causes.LAUNCH)["lost_ns"].sum())) >= LEAST
     hosts = ranks if much and len(ranks) > 1 and slow_host(answers, ranks) else ()
-    measured = [one for one in answers.measured(slow_gpu) if (one.size or 0.0) >= least]
-    gpus = [rank for one in measured for rank in one.ranks]
-    root, cause = pl.col("root_rank").fill_null(-1), pl.col("cause")
-    of_slow = (root.is_in(gpus) & (cause == WORK)) | (root.is_in(hosts) & (cause == causes.LAUNCH))
-    return time.losses.filter("waited", ~of_slow)
+    return time.other_waits({WORK: slow_gpus(answers), causes.LAUNCH: hosts})
 
 
 def stage_of(answers: Answers, rank: int) -> int | None:
