@@ -326,6 +326,7 @@ class _Walk:
             [getattr(one, table)[column].to_list() for one in job.programs]
             for table, column in (("calls", "range_before"), ("work", "range"))
         )
+        self.code = [one.calls["code"].to_list() for one in job.programs]
         before = pl.int_range(pl.len(), dtype=pl.Int64).shift(1, fill_value=-1).over("thread")
         self.before = [one.calls.select(before).to_series().to_list() for one in job.programs]
 
@@ -423,8 +424,8 @@ class _Walk:
         return parts, ("end of call", rank, before)
 
     def _before_name(self, rank: int, call: int) -> str:
-        """Return the annotation in which the time before a call is, or the call."""
-        name = self._annotation("start of call", rank, call)
+        """Return the code or annotation in which the time before a call is, or the call."""
+        name = self.code[rank][call] or self._annotation("start of call", rank, call)
         return f"before {self._call_name(rank, call)}" if name is None else name
 
     def _annotation(self, what: str, rank: int, row: int) -> str | None:

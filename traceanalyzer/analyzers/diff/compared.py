@@ -480,15 +480,18 @@ def collectives(pair: Pair) -> pl.DataFrame | None:
         noise_ns=noise.round().cast(pl.Int64),
         before_n="n",
         after_n="n_after",
+        before_step_n="step_n",
+        after_step_n="step_n_after",
     )
     judged = runs.judged(medians, "ns", pair.least)
     columns = ["before_ns", "after_ns", "change_ns", "change_frac", "noise_ns", "state"]
-    return _largest_first(judged.select(*_KIND, *columns, "before_n", "after_n"), _KIND)
+    return _largest_first(judged.select(*_KIND, *columns, "^.*_n$"), _KIND)
 
 
 def _kinds(instances: pl.DataFrame) -> pl.DataFrame:
     """Summarize kinds of collective of one run: n, median ``usual_ns`` and its standard error.
 
+    ``step_n`` are those in a step, or all if the steps of none are known.
     A collective on eight ranks is one measurement, not eight.
     """
     sized = pl.col("message_bytes").is_not_null()
@@ -498,14 +501,15 @@ def _kinds(instances: pl.DataFrame) -> pl.DataFrame:
         pl.when(sized).then("group_size").alias("group_size"),
         pl.when(~sized).then("kernel").alias("kernel"),
     )
-    rows = []
+    rows, is_known = [], instances["step"].count() > 0
     for key, rows_of_kind in keyed.partition_by(_KIND, as_dict=True).items():
         values = rows_of_kind["duration_ns"].to_numpy().astype(np.float64)
         count = rows_of_kind.height // rows_of_kind["rank"].n_unique()
         (error,) = runs.standard_errors(values[None, :], count)
-        rows.append((*key, rows_of_kind.height, round(float(np.median(values))), error))
+        in_steps = rows_of_kind["step"].count() if is_known else rows_of_kind.height
+        rows.append((*key, rows_of_kind.height, in_steps, round(float(np.median(values))), error))
     types = {name: keyed.schema[name] for name in _KIND}
-    types |= {"n": pl.Int64(), "usual_ns": pl.Int64(), "error": pl.Float64()}
+    types |= {"n": pl.Int64(), "step_n": pl.Int64(), "usual_ns": pl.Int64(), "error": pl.Float64()}
     return pl.DataFrame(rows, schema=types, orient="row").with_columns(
         pl.col("error").fill_nan(None)
     )

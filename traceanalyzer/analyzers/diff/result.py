@@ -468,11 +468,11 @@ def _by(row: dict[str, Any]) -> str:
     before, after = row.get("in_place_of"), row["kernel"]
     if before is None:
         return ""
-    if row["pairing"] == FUSED:
-        is_fused = row["before_n"] >= row["after_n"]
-        then, now = (f"{round(row[n], 1):,.12g}" for n in ("before_n", "after_n"))
-        into = "fused" if is_fused else "split"
-        return f": {then} kernels ({before}) {into} into {now} ({after})"
+    then, now = (round(row[n] or 0, 1) for n in ("before_n", "after_n"))
+    if row["pairing"] == FUSED and then != now:
+        into = "fused" if then > now else "split"
+        more = "s" * (then != 1)
+        return f": {then:,.12g} kernel{more} ({before}) {into} into {now:,.12g} ({after})"
     alike = after.partition("<")[0] == before.partition("<")[0]  # with other template arguments
     return "" if alike else f": {after} in place of {before}"
 
@@ -515,7 +515,7 @@ def _other_collectives(result: Diff, collectives: pl.DataFrame) -> str:
         return ""
     size = pl.col("message_bytes")
     sums = collectives.group_by("collective").agg(
-        (pl.col(f"{run}_n") * size).sum().alias(run) / steps[run] for run in _BOTH
+        (pl.col(f"{run}_step_n") * size).sum().alias(run) / steps[run] for run in _BOTH
     )
     texts, kinds = list[str](), list[list[str]]()
     for one, other in (_BOTH[::-1], _BOTH):

@@ -238,8 +238,8 @@ _MANY = 8
 _NEAR = 3
 _NUMBER = re.compile(r"_\d+(?:d\w*)?$")
 _NAMED = 3
-#: A shape in the inputs of an operator, and how many of them are named.
-_SHAPE = re.compile(r"\d+(?:, \d+)*")
+#: A shape in the inputs of an operator (of numbers that a size may be), and how many are named.
+_SHAPE = re.compile(r"(?<!\d)\d{1,18}(?!\d)(?:, \d{1,18}(?!\d)){0,63}")
 _SHAPES_NAMED = 2
 #: How a role is paired.
 SAME, OTHER, FUSED = "same kernel", "other kernel", "fused"
@@ -283,9 +283,10 @@ class _Side:
     total_ns: npt.NDArray[np.int64]
 
 
-def first_shapes(text: str) -> str:
-    """Return the first shapes of inputs, without scalars."""
-    return ", ".join([shape.replace(", ", "x") for shape in _SHAPE.findall(text)[:_SHAPES_NAMED]])
+def first_shapes(text: str, after: int = 0) -> str:
+    """Return the first shapes of inputs, without scalars, or those after some."""
+    shapes = _SHAPE.findall(text)[after:][:_SHAPES_NAMED]
+    return ", ".join([shape.replace(", ", "x") for shape in shapes])
 
 
 @lru_cache(maxsize=65_536)
@@ -552,12 +553,7 @@ class _Roles:
         if both[0] and both[1]:
             keys = [{(s.call[i], s.inputs[i]) for s, i in map(self.of, some)} for some in both]
             plain = [{s.plain[i] for s, i in map(self.of, some)} for some in both]
-            of = [{s.shapes[i] or "" for s, i in map(self.of, some)} for some in both]
-            shapes = [[first_shapes(text) for text in sorted(some)] for some in of]
-            is_known = all(shapes[0]) and all(shapes[1])
-            is_one_call = {key[0] for key in keys[0]} == {key[0] for key in keys[1]}
-            if is_known and is_one_call and not ({*shapes[0]} & {*shapes[1]} or keys[0] & keys[1]):
-                reshaped = f"{shapes[0][0]} before, {shapes[1][0]} after"
+            reshaped = self._reshaped(both, is_alike=bool(keys[0] & keys[1]))
             sure |= bool(plain[0] & plain[1]) or any(None not in key for key in keys[0] & keys[1])
             pairing = FUSED if is_fused else SAME if texts[0] == texts[1] else OTHER
         operator, of_inputs = side.operator[at], side.shapes[at]
@@ -576,6 +572,21 @@ class _Roles:
             "reshaped": None if is_fused else reshaped,
             "time_ns": sum(map(self._time, (*both[0], *both[1]))),
         }  # fmt: skip
+
+    def _reshaped(self, both: tuple[list[int], list[int]], *, is_alike: bool) -> str | None:
+        """Return the shapes before and after if one call has others.
+
+        Alike are sizes of a purpose; one operator of attention has those of its keys, too.
+        """
+        calls = [{s.call[i] or "" for s, i in map(self.of, some)} for some in both]
+        operators = [{s.operator[i] for s, i in map(self.of, some)} for some in both]
+        of = [{s.shapes[i] or "" for s, i in map(self.of, some)} for some in both]
+        backward = int(calls[0] == {"attention backward"})
+        shapes = [[first_shapes(text, after=backward) for text in sorted(some)] for some in of]
+        is_one = operators[0] == operators[1] and calls[0] <= {"attention", "attention backward"}
+        is_known = all(shapes[0]) and all(shapes[1]) and calls[0] == calls[1]
+        is_other = is_known and not ((is_alike and not is_one) or {*shapes[0]} & {*shapes[1]})
+        return f"{shapes[0][0]} before, {shapes[1][0]} after" if is_other else None
 
     def _time(self, at: int) -> int:
         side, number = self.of(at)

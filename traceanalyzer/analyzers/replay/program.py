@@ -111,7 +111,8 @@ class Program(clocks.Origin):
             devices), ``pause`` (after it the thread waits, without a recorded call), those of
             :data:`OF_CALLS`, which do not wait, or null; step
             (number); group, a collective on the host; range, the innermost annotation, and
-            range_before, of the time before the call; operator, the number of the innermost one.
+            range_before, of the time before the call; code, the name of the host code in that
+            time, if only a step is around it; operator, the number of the innermost one.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
@@ -808,25 +809,15 @@ def _kinds(trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints) ->
 def _ranges(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
-    """Return the names of annotations, and the innermost one of each call and row of work.
-
-    In much time before a call that is only in a step, Python frames, else operators, are named.
-    """
+    """Return the names of annotations, and the innermost one of each call and row of work."""
     spans = slices(trace, *ANNOTATION_KINDS).with_columns(pl.col("name").cast(pl.String))
+    names = spans["name"].unique().sort()
     since = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
     times = [calls.select("pid", "tid", ts=pl.col("start") - ns) for ns in (0, since // 2)]
     of_call, before = (
         spans["name"][linking.enclosing(at, spans, ["pid", "tid"])["slice"]] for at in times
     )
-    steps = before.str.contains(NUMBERED_STEP).fill_null(value=True)
-    rows = (steps & (calls["code_ns"] >= _CODE_NS)).arg_true()
-    at = times[1][rows]
-    frames = python_frames(trace, at, least_ns=_CODE_NS // 2).cast(pl.String)
-    code = pl.select(
-        pl.coalesce(frames, places_of(trace).operator(at).cast(pl.String), before[rows])
-    )
-    before = before.scatter(rows, mapped(code.to_series(), frame_text))
-    names = pl.concat([spans["name"], before.drop_nulls()]).unique().sort()
+    code = _code(trace, times[1], calls["code_ns"], before)
     of_call, before = (
         one.replace_strict(
             names, pl.int_range(names.len(), eager=True), default=None, return_dtype=pl.Int32
@@ -838,4 +829,14 @@ def _ranges(
     of_work = pl.select(pl.when(pl.Series(call >= 0)).then(of_work)).to_series()
     operator = places_of(trace).operator_rows(calls.select("pid", "tid", ts="start"))
     of_calls = pl.DataFrame({"range": of_call, "range_before": before, "operator": operator})
-    return names, of_calls, of_work.alias("range")
+    return names, of_calls.with_columns(code), of_work.alias("range")
+
+
+def _code(trace: Trace, at: pl.DataFrame, code_ns: pl.Series, before: pl.Series) -> pl.Series:
+    """Return the Python frame, else the operator, in much time before a call only in a step."""
+    steps = before.str.contains(NUMBERED_STEP).fill_null(value=True)
+    rows = (steps & (code_ns >= _CODE_NS)).arg_true()
+    frames = python_frames(trace, at[rows], least_ns=_CODE_NS // 2).cast(pl.String)
+    operators = places_of(trace).operator(at[rows]).cast(pl.String)
+    code = mapped(pl.select(pl.coalesce(frames, operators)).to_series(), frame_text)
+    return pl.Series("code", [None] * at.height, pl.String).scatter(rows, code)

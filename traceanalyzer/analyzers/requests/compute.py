@@ -209,9 +209,9 @@ _LONG_GAP = 10
 #: model, and at least this share of the gaps is longer.
 _STEP_NS, _STEPS = 1e6, 0.05
 #: Requests, and answers of so many tokens whose gaps grow: by this factor from the first quarter to
-#: the last one, from about the same.
+#: the last one (or as fast, within so many tokens), from about the same.
 _REQUEST = ["path", "run", "row"]
-_MANY_TOKENS, _QUARTER, _GROWN, _ALIKE = 64, 0.25, 1.5, 1.3
+_MANY_TOKENS, _QUARTER, _GROWN, _WITHIN, _ALIKE = 64, 0.25, 1.5, 1_000, 1.3
 #: All requests pause if at least this share of those that receive tokens does.
 _ALL = 0.9
 #: So many requests run at a time as can, from this share of the most on.
@@ -291,25 +291,29 @@ def _paused(long: pl.DataFrame, counts: pl.DataFrame) -> pl.DataFrame:
     """Return ``paused_ns`` of requests: long gaps while most other ones receive tokens."""
     others = counts.filter(2 * pl.col("pausing") < pl.col("running"))
     rows = intervals.overlap_with(long, others, ["path", "run"])
-    alone = rows.filter(2 * pl.col("overlap") > pl.col("gap"))
-    return alone.group_by(_REQUEST).agg(paused_ns=pl.col("gap").sum())
+    alone, gap = rows.filter(2 * pl.col("overlap") > pl.col("gap")), pl.col("gap")
+    return alone.group_by(_REQUEST).agg(paused_ns=gap.sum(), longest_pause_ns=gap.max())
 
 
 def _growth(gaps: pl.DataFrame) -> pl.DataFrame:
     """Return per run the median gap in the first and last quarter of answers, if these grow.
 
     They grow alike in early and late requests: not with the load. Only requests with many tokens
-    count.
+    count. In longer answers they grow by more, as attention over a longer context does not.
     """
     key = ["path", "run"]
     rows = gaps.drop_nulls("first").filter(pl.len().over(_REQUEST) >= _MANY_TOKENS)
     is_late = pl.col("first") > pl.col("first").median().over(key)
     place, gap = pl.col("place"), pl.col("gap")
     each = rows.group_by(*key, half=is_late).agg(
-        early=gap.filter(place < _QUARTER).median(), late=gap.filter(place >= 1 - _QUARTER).median()
+        tokens=pl.len() / pl.col("row").n_unique(),
+        early=gap.filter(place < _QUARTER).median(),
+        late=gap.filter(place >= 1 - _QUARTER).median(),
     )
     early, late = pl.col("early"), pl.col("late")
-    grows = (late >= _GROWN * early).all() & (early.max() <= _ALIKE * early.min()) & (pl.len() > 1)
+    apart = ((1 - _QUARTER) * pl.col("tokens") / _WITHIN).clip(1)
+    is_grown = (late >= (1 + (_GROWN - 1) * apart) * early).all()
+    grows = is_grown & (early.max() <= _ALIKE * early.min()) & (pl.len() > 1)
     both = each.group_by(key).agg(grows=grows, early_gap_ns=early.mean(), late_gap_ns=late.mean())
     return both.filter("grows").drop("grows")
 

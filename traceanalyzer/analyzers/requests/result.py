@@ -72,7 +72,8 @@ class Requests(Result):
             ``queue_ns``, ``prefill_ns``, ``preempted_ns``, ``decode_ns`` (disjoint),
             ``preemptions``, ``other_ns`` (the rest of the request: tokenizer, API server),
             ``in_prefill_ns`` (decode time while a prefill or mixed step runs), error, ``paused_ns``
-            (gaps of more than ten times the median while most other requests receive tokens).
+            (gaps of more than ten times the median while most other requests receive tokens),
+            ``longest_pause_ns`` (the longest of these gaps).
         latencies: one row per run and time (ttft, tpot, itl, e2e, queue, prefill, preempted,
             decode, other): n (requests; of itl gaps), ``mean_ns``, ``p50_ns``, ``p90_ns``,
             ``p99_ns``, ``max_ns``, ``share_frac`` (of the time of all requests),
@@ -82,7 +83,8 @@ class Requests(Result):
             ``output_throughput``, as the log states them; ``most_running`` (requests that receive
             tokens at a time), ``full_frac`` (the share of the waiting time for first tokens in
             which at least 80 % of these run), ``early_gap_ns``, ``late_gap_ns`` (median time
-            between tokens in the first and last quarter of each answer, if it grows so).
+            between tokens in the first and last quarter of each answer, if it grows by more than a
+            longer context does).
         stalls: times in which at least 90 % of the requests that receive tokens, two or more, are
             in a gap of more than ten times the median: path, run, ``input_tokens`` (the longest
             prompt of the requests that wait for their first token for at least half of it),
@@ -139,8 +141,8 @@ def _sentences(result: Requests) -> Iterator[str]:
             p99 = f", {format_ns(last)} (p99)" if last is not None else ""
             yield f"The log states a time to first token of {format_ns(mean)} (mean){p99}."
         if "completed" in result.runs.columns and result.runs["completed"].eq(0).any():
-            none, n = result.runs.filter(completed=0).height, result.runs.height
-            yield "No request was completed" + f" in {none:,} of {n:,} runs" * (n > 1) + "."
+            none = result.runs.filter(completed=0).height
+            yield f"No request was completed{_in_runs(result, none)}."
         yield failed
         return
     each = sums["tpot_p50_ns"]
@@ -184,19 +186,24 @@ def _explained(result: Requests) -> Iterator[str]:
     yield from _stalled(result)
     yield from _started(result)
     yield from _paused(result)
-    for early, late in result.runs.drop_nulls("late_gap_ns")[
-        ["early_gap_ns", "late_gap_ns"]
-    ].rows():
+    grown = result.runs.drop_nulls("late_gap_ns").sort("late_gap_ns", descending=True)
+    for early, late in grown[["early_gap_ns", "late_gap_ns"]].head(1).rows():
         yield (
-            f"Time between tokens grows within each answer, from {format_ns(early)} (first quarter "
-            f"of the tokens) to {format_ns(late)} (last one), however many requests run: check "
-            "that the engine keeps a KV cache, and what it does "
+            f"Time between tokens grows within each answer{_in_runs(result, grown.height)}, from "
+            f"{format_ns(early)} (first quarter of the tokens) to {format_ns(late)} (last one), "
+            "however many requests run: check that the engine keeps a KV cache, and what it does "
             "for each token with all earlier ones (penalties, stop strings, detokenization)."
         )
 
 
+def _in_runs(result: Requests, n: int) -> str:
+    """Return in how many runs something is, if there are several."""
+    return f" in {n:,} of {result.runs.height:,} runs" * (result.runs.height > 1)
+
+
 def _started(result: Requests) -> Iterator[str]:
-    """Say that slow requests are exactly the first ones of a run."""
+    """Say that slow requests are exactly the first ones of a run; of several runs, the slowest."""
+    found = list[tuple[float, float, int, int]]()
     key = ["path", "run"]
     rows = result.answered.drop_nulls("start_ns").sort(*key, "start_ns", "row")
     for _, one in rows.group_by(key, maintain_order=True):
@@ -206,25 +213,41 @@ def _started(result: Requests) -> Iterator[str]:
         if not 0 < n <= one.height / _QUARTERS or not is_slow[:n].all():
             continue
         first, later = (float(np.median(part)) for part in (times[:n], times[n:]))
-        if n > 1 or first > _WAITING * later:
-            yield (
-                f"The slow requests are the first {n:,} of {one.height:,}: their time to first "
-                f"token is {format_ns(first)} (median), that of later ones {format_ns(later)}, as "
-                "if the engine still compiles or captures graphs: send requests to warm up first."
-            )
+        if (first > _WAITING * later) if n == 1 else not _together(one, n):
+            found.append((first, later, n, one.height))
+    for first, later, n, of in sorted(found)[-1:]:
+        are = f"requests are the first {n:,}" if n > 1 else "request is the first one"
+        yield (
+            f"The slow {are} of {of:,}{_in_runs(result, len(found))}: time to first token "
+            f"{format_ns(first)}, of later ones {format_ns(later)} (median), as "
+            "if the engine still compiles or captures graphs: send requests to warm up first."
+        )
+
+
+def _together(rows: pl.DataFrame, n: int) -> bool:
+    """Whether the first requests of a run begin together, so that one prefill has them all.
+
+    They begin before the first of them has its first token, and closer than later ones.
+    """
+    start = rows["start_ns"].to_numpy()
+    is_before = start[n - 1] < (start + rows["ttft_ns"].to_numpy())[:n].min()
+    each, later = (start[n - 1] - start[0]) / (n - 1), (start[-1] - start[n - 1]) / (start.size - n)
+    return bool(is_before and _QUARTERS * each <= later)
 
 
 def _paused(result: Requests) -> Iterator[str]:
-    """Say how many requests pause while others receive tokens."""
-    rows = result.answered.filter(pl.col("paused_ns") > 0, pl.col("preempted_ns").is_null())
-    paused = rows["paused_ns"].to_numpy()
-    if paused.sum() <= _EQUAL * np.nansum(result.answered["e2e_ns"].to_numpy()):
+    """Say how many requests, less than half of a run, pause while others receive tokens."""
+    is_paused = pl.col("paused_ns").fill_null(0) > 0
+    is_few = 2 * is_paused.mean().over("path", "run") < 1
+    rows = result.answered.filter(is_paused, is_few, pl.col("preempted_ns").is_null())
+    if rows["paused_ns"].sum() <= _EQUAL * np.nansum(result.answered["e2e_ns"].to_numpy()):
         return
-    least, most = (format_ns(float(ns)) for ns in (paused.min(), paused.max()))
+    times = dict.fromkeys(map(format_ns, rows["longest_pause_ns"].sort()[[0, -1]]))
+    get = "gets" if rows.height == 1 else "get"
     yield (
-        f"{rows.height:,} of {format_count(result.answered.height, 'request')} get no token for "
-        f"{least} to {most} while others do, as if preempted because the KV cache is full: give it "
-        "more memory (gpu_memory_utilization of vLLM, mem_fraction_static of SGLang), or allow "
+        f"{rows.height:,} of {format_count(result.answered.height, 'request')} {get} no token for "
+        f"{' to '.join(times)} while others do, as if preempted because the KV cache is full: give "
+        "it more memory (gpu_memory_utilization of vLLM, mem_fraction_static of SGLang), or allow "
         "fewer requests at a time."
     )
 
