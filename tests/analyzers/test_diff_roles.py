@@ -274,6 +274,30 @@ def test_other_input_shapes_are_no_regression(tmp_path: Path) -> None:
     assert ta.diff(tmp_path / "a.json", record(tmp_path / "d.json", unknown)).reservations == ()
 
 
+@pytest.mark.parametrize("name", ["_flash_attention_forward", "_flash_attention_backward"])
+def test_a_longer_kv_cache_is_another_input(name: str, tmp_path: Path) -> None:
+    """Not another layout of the same one, by another operator."""
+    query, files = (8, 16, 128, 64), []
+    gradient = [query] * name.endswith("backward")
+    for other, keys, us in (
+        (name, 128, 40), (name, 1024, 140), (name.replace("flash", "cudnn"), 1024, 140)
+    ):  # fmt: skip
+        shapes = (*gradient, query, (8, 16, keys, 64), (8, 16, keys, 64))
+        layer = [*LAYER[:4], Call(f"aten::{other}", ((ATTENTION, us),), shapes), *LAYER[5:]]
+        files.append(record(tmp_path / f"{len(files)}.json", layer))
+    result, _ = roles(*files[:2])
+    (reservation,) = result.reservations
+    assert "8x16x128x64 before, 8x16x128x64, 8x16x1024x64 after" in reservation
+    assert result.paired_frac == 1
+    assert ta.diff(files[1], files[2]).reservations == ()
+
+
+def test_sizes_of_thousands_of_digits_are_no_sizes(tmp_path: Path) -> None:
+    path = record(tmp_path / "a.json", [Call("aten::mm", ((GEMM, 30),), ((7, 4), (4, 4)))])
+    path.write_text(path.read_text().replace("[7, 4]", f"[{'9' * 5_000}, 4]"))
+    assert ta.diff(path, path).paired_frac == 1
+
+
 @pytest.mark.parametrize("reshaped", [1, 3, 0])
 def test_other_shapes_or_types_are_no_slower_gpu(reshaped: int, tmp_path: Path) -> None:
     """Some operators get larger inputs, or all kernels compute in another type."""
@@ -389,6 +413,29 @@ def test_collectives_pair_by_their_kind(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("unmarked", [0, 4])
+def test_bytes_per_step_are_those_of_collectives_in_steps(unmarked: int, tmp_path: Path) -> None:
+    """Not those before the first step that was marked."""
+    product, files = call("aten::mm", GEMM, us=30), []
+    for name in ("AllReduce", "AllGather"):
+        layer = [product, Call(None, ((f"ncclDevKernel_{name}", 20),))]
+        path = record(tmp_path / f"{name}.json", layer, layers=1, steps=10)
+        events = json.loads(path.read_text())["traceEvents"]
+        size = {"Collective name": name.lower(), "In msg nelems": 1_000, "Out msg nelems": 1_000,
+                "dtype": "Float", "Group size": 2}  # fmt: skip
+        for event in events:
+            event["args"] = event.get("args", {}) | (size if "nccl" in event["name"] else {})
+        steps = [f"ProfilerStep#{step}" for step in range(unmarked)]
+        kept = [event for event in events if event["name"] not in steps]
+        path.write_text(json.dumps({"traceEvents": kept}))
+        files.append(path)
+    result = ta.diff(*files)
+    assert result.collectives is not None
+    counts = result.collectives.select(pl.col("^(before|after)(_step)?_n$").sum()).row(0)
+    assert counts == (10, 10, 10 - unmarked, 10 - unmarked)
+    assert result.verdict.count("(3.906 KiB per step)") == 2
+
+
 @pytest.mark.parametrize("fused", ["aten::_fused_adamw_", "aten::_foreach_mul_"])
 def test_an_optimizer_with_other_operators_is_one_role(fused: str, tmp_path: Path) -> None:
     steps = [
@@ -404,6 +451,18 @@ def test_an_optimizer_with_other_operators_is_one_role(fused: str, tmp_path: Pat
     assert {row["state"] for row in others} == {"no change"}
     _, same = roles(paths[0], paths[0])
     assert {"aten::lerp_", "aten::addcdiv_"} <= {row["operator"] for row in same}
+
+
+@pytest.mark.parametrize(("times", "named"), [(1, "in place of"), (3, "1 kernel (")])
+def test_kernels_of_an_optimizer_are_counted(times: int, named: str, tmp_path: Path) -> None:
+    before = call("aten::_fused_adamw_", "multi_tensor_apply_kernel<Adam>", us=100)
+    after = [call("apex::adam_", "adam_kernel<float>", us=250 / times)] * times
+    paths = [optimized(record(tmp_path / f"{n}.json", [*LAYER, *one], layers=1))
+             for n, one in enumerate(([before], after))]  # fmt: skip
+    result, (first, *_) = roles(*paths)
+    assert (first["before_n"], first["after_n"]) == (1, times)
+    assert named in result.verdict
+    assert "fused into" not in result.verdict
 
 
 def optimized(path: Path) -> Path:

@@ -311,6 +311,25 @@ def test_requests_that_pause_while_others_run(tmp_path: Path, paused: tuple[int,
     assert ("3 of 40 requests get no token" in log.verdict) == bool(paused)
 
 
+@pytest.mark.parametrize(("paused", "gaps"), [(1, [1.25, 0.5, 0.75]), (40, [0.3])])
+def test_pauses_of_most_requests_are_no_preemptions(
+    tmp_path: Path, paused: int, gaps: list[float]
+) -> None:
+    """One request pauses for its longest gap, not for the sum of all."""
+
+    def pause(values: dict[str, Any]) -> None:
+        for one in range(20, 20 + paused):
+            for place, gap in enumerate(gaps):
+                values["itls"][one % 40][20 + 10 * place] = gap
+
+    log = requests(write_changed(tmp_path, 40, pause))
+    rows = log.requests.drop_nulls("paused_ns")
+    assert 2 * rows.height > paused
+    assert {*rows["longest_pause_ns"]} == {1e9 * max(gaps)}
+    assert ("1 of 40 requests gets no token for 1.25 s while" in log.verdict) == (paused == 1)
+    assert ("KV cache is full" in log.verdict) == (paused == 1)
+
+
 @pytest.mark.parametrize(("slow", "named"), [((0, 1, 2), True), ((0, 1, 9), False), ((), False)])
 def test_slow_requests_are_the_first_ones(
     tmp_path: Path, slow: tuple[int, ...], named: bool
@@ -320,6 +339,45 @@ def test_slow_requests_are_the_first_ones(
             values["ttfts"][one] = 0.8
 
     assert ("first 3 of 40" in requests(write_changed(tmp_path, 40, start)).verdict) == named
+
+
+@pytest.mark.parametrize("concurrency", [2, 8])
+def test_the_first_batch_of_a_closed_loop_is_not_slow(tmp_path: Path, concurrency: int) -> None:
+    """Its requests begin together, so that one prefill has all of them."""
+
+    def start(values: dict[str, Any]) -> None:
+        for one in range(40):
+            later = 0.05 + one // concurrency * 1.7 + 0.2 * (one % concurrency)
+            is_first = one < concurrency
+            values["start_times"][one] = 1e-4 * one if is_first else later
+            values["ttfts"][one] = 0.8 + 0.002 * one if is_first else 0.05
+
+    assert "warm up" not in requests(write_changed(tmp_path, 40, start)).verdict
+
+
+def test_slow_first_requests_of_several_runs_are_said_once(tmp_path: Path) -> None:
+    def start(values: dict[str, Any]) -> None:
+        values["ttfts"][0] = 0.8
+
+    logs = []
+    for run in range(3):
+        (folder := tmp_path / str(run)).mkdir()
+        logs.append(write_changed(folder, 40, start if run else lambda _: None))
+    verdict = requests(logs).verdict
+    assert verdict.count("warm up") == 1
+    assert "first one of 40 in 2 of 3 runs" in verdict
+
+
+@pytest.mark.parametrize(("factor", "grows"), [(2, False), (8, True)])
+def test_attention_over_a_longer_context_is_no_growth(
+    tmp_path: Path, factor: float, grows: bool
+) -> None:
+    def lengthen(values: dict[str, Any]) -> None:
+        gaps = (0.01 * (1 + (factor - 1) * np.arange(4_000) / 4_000)).tolist()
+        values |= {"itls": [gaps] * 8, "output_lens": [4_001] * 8}
+
+    (run,) = requests(write_changed(tmp_path, 8, lengthen)).runs.iter_rows(named=True)
+    assert (run["late_gap_ns"] is not None) == grows
 
 
 @pytest.mark.parametrize(("within", "over_time"), [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])

@@ -738,6 +738,10 @@ def test_host_code_on_the_path_has_the_name_of_its_frame(
     path = ta.critical_path(trace(events))
     names = path.names.filter(kind="other host code").select("name", "time_frac")
     assert names.row(0) == (named, pytest.approx(0.87, abs=0.02))
+    of_annotation = kind == "user_annotation"
+    assert (named in path.annotations["annotation"]) == (of_annotation or kind is None)
+    gains = ta.what_if(trace(events), free=["ProfilerStep"]).changes["gain_frac"]
+    assert (gains[0] > 0.8) == (not of_annotation)
 
 
 def test_one_finding_is_removed_at_a_time() -> None:

@@ -106,7 +106,8 @@ class Diff(Result):
         on_device: ``name``, ``kind`` of operators, by self device time.
         on_host: the same by self host time.
         collectives: collective, dtype, message_bytes, group_size, kernel (if the size is unknown):
-            medians of durations.
+            medians of durations, ``before_n``, ``after_n``, and those in steps (all if steps are
+            not known): ``before_step_n``, ``after_step_n``.
         functions: ``name``, ``place``, ``is_own_code``, self shares of all samples
             (``before_frac``, ``after_frac``, ``change_frac``, ``noise_frac``) and total shares
             (``before_total_frac``, ``after_total_frac``).
