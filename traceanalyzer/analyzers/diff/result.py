@@ -471,8 +471,7 @@ def _by(row: dict[str, Any]) -> str:
         return ""
     then, now = (round(row[n] or 0, 1) for n in ("before_n", "after_n"))
     if row["pairing"] == FUSED and then != now:
-        into = "fused" if then > now else "split"
-        more = "s" * (then != 1)
+        more, into = "s" * (then != 1), "fused" if then > now else "split"
         return f": {then:,.12g} kernel{more} ({before}) {into} into {now:,.12g} ({after})"
     alike = after.partition("<")[0] == before.partition("<")[0]  # with other template arguments
     return "" if alike else f": {after} in place of {before}"

@@ -219,8 +219,8 @@ def _started(result: Requests) -> Iterator[str]:
         are = f"requests are the first {n:,}" if n > 1 else "request is the first one"
         yield (
             f"The slow {are} of {of:,}{_in_runs(result, len(found))}: time to first token "
-            f"{format_ns(first)}, of later ones {format_ns(later)} (median), as "
-            "if the engine still compiles or captures graphs: send requests to warm up first."
+            f"{format_ns(first)}, of later ones {format_ns(later)} (median), as if the engine "
+            "still compiles or captures graphs: send requests to warm up first."
         )
 
 
