@@ -355,7 +355,7 @@ def test_the_first_batch_of_a_closed_loop_is_not_slow(tmp_path: Path, concurrenc
     assert "warm up" not in requests(write_changed(tmp_path, 40, start)).verdict
 
 
-def test_slow_first_requests_of_several_runs_are_said_once(tmp_path: Path) -> None:
+def test_slow_first_requests_of_several_runs_have_one_sentence(tmp_path: Path) -> None:
     def start(values: dict[str, Any]) -> None:
         values["ttfts"][0] = 0.8
 
