@@ -744,6 +744,12 @@ def test_host_code_on_the_path_has_the_name_of_its_frame(
     assert (gains[0] > 0.8) == (not of_annotation)
 
 
+def test_no_finding_is_all_of_them() -> None:
+    rows, every = (ta.what_if(training(), finding=one).findings for one in (None, ()))
+    assert rows is not None
+    assert rows.equals(every)
+
+
 def test_one_finding_is_removed_at_a_time() -> None:
     with pytest.raises(OptionError):
         ta.what_if(training(), finding=("data-loading", "launch-bound"))

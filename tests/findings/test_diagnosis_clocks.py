@@ -122,6 +122,21 @@ def test_slow_gpu_without_matching_collectives(less: float) -> None:
     assert one.total_ns == 4 * 5 * 4 * MS
 
 
+def test_a_slow_gpu_counts_kernels_of_several_streams_once() -> None:
+    traces = []
+    for rank in range(4):
+        events, ns = [], (3 if rank > 1 else 1) * 4 * MS
+        for number in range(5):
+            begin = number * 20 * MS
+            events.append(step(number, begin, 20 * MS))
+            events += [device(name, begin, ns, stream=n) for n, name in enumerate(KERNELS)]
+            events.append(device(ALL_REDUCE, begin + 17 * MS, 3 * MS, stream=20, seq=number))
+        traces.append(trace(events, rank, world_size=4))
+    (one,) = judged("slow-gpu", *traces)
+    assert one.ranks == (2, 3)
+    assert one.total_ns == 4 * 5 * 8 * MS
+
+
 def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank == 2 else 1)
     assert not judged("slow-gpu", *traces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -192,3 +193,18 @@ def test_gradients_that_lie_in_buckets_too(stack: str, twice: int) -> None:
         stack=pl.Series([f"main (train.py:1);{stack}", "backward (_tensor.py:5)"]),
     )
     assert (f"{twice} MiB of gradients" in replace(memory, alive=rows).verdict) == (twice > 0)
+
+
+@pytest.mark.parametrize(("rank", "twice"), [(0, [8]), (1, [])])
+def test_gradients_and_buckets_are_compared_on_each_gpu(rank: int, twice: list[int]) -> None:
+    """Ranks 0 and 2 have buckets of 8 and 2 MiB; gradients are on rank 2, and on another one."""
+    memory = ta.memory(MEMORY / "leak.pickle")
+    bucket, none = "main (train.py:1);_ddp_init_helper (d.py:1)", "backward (_tensor.py:5)"
+    rows = pl.concat([memory.alive.head(1)] * 4).with_columns(
+        rank=pl.Series([0, rank, 2, 2], dtype=memory.alive.schema["rank"]),
+        live_bytes=pl.Series([8 * MIB, 10 * MIB, 2 * MIB, 2 * MIB]),
+        category=pl.Series(["communication buffers", "gradients"] * 2),
+        stack=pl.Series([bucket, none] * 2),
+    )
+    sizes = re.findall(r"(\d+) MiB of gradients", replace(memory, alive=rows).verdict)
+    assert [int(size) for size in sizes] == (twice or [2])

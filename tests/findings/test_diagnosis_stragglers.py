@@ -326,6 +326,31 @@ def test_small_copies_are_slower_than_large_ones_on_any_path() -> None:
         assert ("NUMA" in first.advice) == similar
 
 
+@pytest.mark.parametrize(
+    ("hidden", "exposed"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pinned)"),
+        ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD (Device -> Device)"),
+        ("Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pinned -> Device)"),
+    ],
+)
+def test_hidden_copies_say_nothing_of_exposed_ones(hidden: str, exposed: str) -> None:
+    """Rank 3 copies a third as fast, but while a kernel runs."""
+    traces = []
+    for rank in range(4):
+        events, about = [], {"kind": "gpu_memcpy", "bytes": 60_000_000}
+        for number in range(4):
+            begin, took = number * 20 * MS, (9 if rank == 3 else 3) * MS
+            events += [step(number, begin, 20 * MS), device("gemm", begin, 15 * MS)]
+            events.append(device(hidden, begin + MS, took, stream=9, **about))
+            events.append(device(exposed, begin + 15 * MS, 2 * MS, **about))
+            events.append(device(ALL_REDUCE, begin + 17 * MS, 3 * MS, stream=20, **ABOUT))
+        traces.append(trace(events, rank, world_size=4))
+    (one,) = (one for one in ta.diagnose(traces).findings if one.id == "exposed-copies")
+    assert one.rank is None
+    assert "NUMA" not in one.advice
+
+
 def test_copies_of_equal_ranks() -> None:
     for one in ta.diagnose(copying((20, 20, 21, 20))).findings:
         assert "instead of" not in one.title

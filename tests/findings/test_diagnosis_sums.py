@@ -210,6 +210,26 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
 
 
+def test_a_few_collectives_of_sync_batch_norm_are_not_all() -> None:
+    about = {"dtype": "float", "elements_in": 256, "group": "0", "group_size": 2, "stream": 20}
+    rows = []
+    for number in range(4):
+        begin = number * 4 * MS
+        rows += [step(number, begin, 4 * MS), device("gemm", begin, MS)]
+        for i in range(140):
+            at, of_norm = begin + i * 3 * US, i < 10
+            code = "torch/nn/modules/_functions.py(60): forward" if of_norm else "a.py(4): sums"
+            rows.append(host("python_function", code, at, 2 * US + US // 2))
+            ids = {"correlation": len(rows), "seq": len(rows)}
+            rows.append(
+                host("cuda_runtime", "cudaLaunchKernel", at + US, US, correlation=len(rows))
+            )
+            name, start = GATHER if of_norm else ALL_REDUCE, begin + MS + i * 20 * US
+            rows.append(device(name, start, 18 * US, **ids, **about))
+    one = finding("exposed-communication", *(trace(rows, r, world_size=2) for r in range(2)))
+    assert "BatchNorm" not in one.advice
+
+
 def test_advice_fits_the_most_exposed_collectives_among_others() -> None:
     """Two thirds are broadcasts of buffers, one third the end of a reduction."""
     about = {"dtype": "float", "elements_in": 1 << 20, "group": "0", "group_size": 2, "stream": 20}

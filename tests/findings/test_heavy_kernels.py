@@ -451,12 +451,28 @@ def test_fusions_of_xla_are_usual(us: int, found: bool) -> None:
     assert [("XLA" in one.advice) for one in rows] == [True] * found
 
 
+_NODE = "autograd::engine::evaluate_function: "
+_SUMS = (f"{_NODE}torch::autograd::AccumulateGrad > aten::add_", ADD[1], 300)
+_OF_TABLE = f"{_NODE}EmbeddingBackward0 > aten::embedding_dense_backward"
+
+
+@pytest.mark.parametrize(
+    ("fill", "other", "us"),
+    [(400, "", 0), (80, SORT, 290), (80, "compute_grad_weight_indices<float>()", 350)],
+)
+def test_fills_of_tables_count_once_and_other_kernels_of_tables_too(
+    fill: int, other: str, us: int
+) -> None:
+    others = [(_OF_TABLE, other, us)] * bool(other)
+    found = judged(steps([GEMM, _SUMS, GEMM, (_OF_TABLE, FILL.format("float"), fill), *others]))
+    times = [4 * (one - 1) * US for one in (300 + fill - 1, us) if one]
+    assert sorted(one.total_ns for one in found) == pytest.approx(sorted(times), rel=0.001)
+
+
 @pytest.mark.parametrize(("fill", "is_table"), [(80, True), (300, True), (10, False)])
 def test_dense_gradients_of_tables_are_filled_and_added(fill: int, is_table: bool) -> None:
     """A sum takes at most four times as long as the fill of the same table."""
-    node = "autograd::engine::evaluate_function: "
-    sums = (f"{node}torch::autograd::AccumulateGrad > aten::add_", ADD[1], 300)
-    of_table = f"{node}EmbeddingBackward0 > aten::embedding_dense_backward"
+    sums, of_table = _SUMS, _OF_TABLE
     (one,) = judged(steps([GEMM, sums, GEMM, (of_table, FILL.format("float"), fill)]))
     assert ("sparse=True" in one.advice) == is_table
     filled = (fill - 1) * is_table

@@ -216,6 +216,21 @@ AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or time
             "coalesced 610 of 56,320 elements on rank 4, coalesced 610 of 76,800 elements on rank",
         ),
         (
+            [  # not all gather
+                NEW.format(0) + "SeqNum=5, OpType=COALESCED, NumelIn=100, NumelOut=200",
+                NEW.format(1) + "SeqNum=5, OpType=COALESCED, NumelIn=200, NumelOut=100",
+                NEW.format(2) + "SeqNum=5, OpType=COALESCED, NumelIn=300, NumelOut=600",
+            ],
+            "coalesced 5 on ranks 0-2",
+        ),
+        (
+            [
+                NEW.format(0) + "SeqNum=5, OpType=ALLREDUCE, NumelIn=100, NumelOut=100",
+                NEW.format(1) + "SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000",
+            ],
+            "allreduce 5 on ranks 0-1",
+        ),
+        (
             [  # sends and receives
                 NEW.format(0) + "SeqNum=7, OpType=COALESCED, NumelIn=512, NumelOut=512",
                 NEW.format(1) + "SeqNum=7, OpType=COALESCED, NumelIn=64, NumelOut=64",
@@ -267,7 +282,15 @@ def test_a_log_of_a_watchdog_that_is_stuck() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["diagnose"], 0), (["hang"], 0), (["kernels"], 1), (["diagnose", "-o", "x.json"], 1)],
+    [
+        (["diagnose"], 0),
+        (["hang", "--top", "5", "-q"], 0),
+        (["kernels"], 1),
+        (["diagnose", "-o", "x.json"], 1),
+        (["diagnose", "--output=x.json"], 1),
+        (["diagnose", "-ox.json"], 1),
+        (["hang", "--to", "json"], 1),
+    ],
 )
 def test_the_log_of_a_failed_job_is_an_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int

@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -95,7 +96,7 @@ def status(arguments: list[str]) -> int:
             return _failed(f"internal error: EOFError: {end}; please report it", 1)
         return STATUS[signal.SIGINT]
     except FailedJob as error:
-        if not {"diagnose", "hang"} & {*arguments[:1]} or {"-o", "--output"} & {*arguments}:
+        if not {"diagnose", "hang"} & {*arguments[:1]} or any(map(_WRITES.match, arguments)):
             return _failed(str(error), error.exit_code)
         click.echo(visible(str(error)))
         return 0
@@ -110,6 +111,10 @@ def status(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - users never see a traceback
         return _failed(f"internal error: {type(error).__name__}: {error}; please report it", 1)
     return done if isinstance(done, int) else 0
+
+
+#: Options that write a file or another format, or fail: a line of text is not what they ask for.
+_WRITES = re.compile("-q*o|--(?:output|to|table|junit|plot|fail-on)(?:=|$)")
 
 
 def _failed(message: str, code: int) -> int:

@@ -560,11 +560,11 @@ def _of_issuer(answers: Answers, comm: CommOutliers) -> str:
     if kernels is None or kernels.heavy is None or top.is_empty():
         return ""
     kind = top["collective"][0]
-    called = kernels.heavy.filter(work_kind=COMMUNICATION)["called"]
-    if small_collectives(comm) and called.str.contains(_OF_SYNC_NORM).any():
-        return _TEXTS["sync_batch_norm"]
     names = comm.instances.filter(collective=kind)["name"].unique()
-    for place in kernels.heavy.filter(pl.col("name").is_in(names.implode())).iter_rows(named=True):
+    places = kernels.heavy.filter(pl.col("name").is_in(names.implode()))
+    if small_collectives(comm) and places["called"].str.contains(_OF_SYNC_NORM).any():
+        return _TEXTS["sync_batch_norm"]
+    for place in places.iter_rows(named=True):
         issuer = re.sub(_OF_LIBRARY, "", place["annotation"] or "")
         around = f"{place['outer']} {issuer} {place['code']}"
         if re.search(_OF_DATA_PARALLEL, around):

@@ -119,31 +119,37 @@ _SLOW_PATH = (
 def _slower_than_others(answers: Answers) -> tuple[tuple[int, ...], str, float]:
     """Return the ranks whose copies are slower than those of others, at which rate, as a phrase.
 
-    And its share of the rate of the others. Copies of the longest kind are compared.
+    And its share of the rate of the others. Copies of the kind with most exposed time are compared,
+    if they go from or to the host, and those of the slow ranks are exposed for longer.
     """
     if (transfers := answers.of(Transfers)) is None or transfers.by_device.is_empty():
         return (), "", 1.0
     kind = ["direction", "memory"]
     sums = transfers.by_device.group_by(*kind, "rank").agg(
-        pl.col("n", "moved_bytes", "total_ns").sum()
+        pl.col("n", "moved_bytes", "total_ns", "exposed_ns").sum()
     )
-    most = largest_first(sums.group_by(kind).agg(pl.col("total_ns").sum()), "total_ns", *kind)
+    most = largest_first(sums.group_by(kind).agg(pl.col("exposed_ns").sum()), "exposed_ns", *kind)
     rates = sums.join(most.head(1).select(kind), on=kind, nulls_equal=True).filter(
-        pl.col("moved_bytes") > 0, pl.col("total_ns") > 0
+        pl.col("direction").is_in(_OF_HOST), pl.min_horizontal("moved_bytes", "total_ns") > 0
     ).drop_nulls("rank").with_columns(
         ns=pl.col("total_ns") / pl.col("moved_bytes"), each=pl.col("moved_bytes") / pl.col("n")
     )  # fmt: skip
     of_slow = pl.col("rank").is_in(ranks := answers.slower(rates))
-    (slow, each), (usual, usual_each) = (
-        rates.filter(which)[["ns", "each"]].median().row(0) for which in (of_slow, ~of_slow)
+    (slow, each, exposed), (usual, usual_each, usual_exposed) = (
+        rates.filter(which)[["ns", "each", "exposed_ns"]].median().row(0)
+        for which in (of_slow, ~of_slow)
     )
     # small copies are slower on any path
     if not ranks or slow < _FASTER * usual or each * _SIMILAR < usual_each:
+        return (), "", 1.0
+    if exposed <= usual_exposed:
         return (), "", 1.0
     text = f" at {1 / slow:.3g} GB/s (other ranks {1 / usual:.3g} GB/s)"
     return tuple(ranks), text, usual / slow
 
 
+#: Directions of copies between host and device.
+_OF_HOST = ("HtoD", "DtoH")
 #: The direction of memsets.
 MEMSET = "memset"
 #: Names of copies in a direction, and of the direction in a list.

@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.kernels.training import SHARED
 from traceanalyzer.findings.device_time import DEVICE
 from traceanalyzer.findings.rule import OF_STEP, Answers, Measured, in_steps, of_purpose, rule
 from traceanalyzer.frames import intervals
-from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ranges
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ranges
 
 #: From this multiple of the duration of the same kernels elsewhere on, kernels are slow.
 _SLOW = 1.1
@@ -198,7 +198,8 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     if kernels is None or kernels.by_step is None or not time.whole_ns:
         return
     rows = in_steps(kernels, time).drop_nulls("rank")
-    sums = rows.group_by("rank").agg(ns=pl.col("total_ns").sum()).filter(pl.col("ns") > 0)
+    busy = time.busy.drop_nulls("rank").group_by("rank").agg(ns=pl.col("busy_ns").sum())
+    sums = busy.filter(pl.col("ns") > 0)
     if not (ranks := answers.slower(sums)):
         return
     of_slow = pl.col("rank").is_in(ranks)
@@ -213,11 +214,12 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     if alone and time.waits_for(ranks[0])["lost_ns"].sum() >= WARN_FRAC * others_ns:
         return  # reported by straggler, with the wait time of the others
     more = float(np.mean(slow["ns"].to_numpy()) - np.median(others["ns"].to_numpy()))
+    total = min(round(more * sums.height), time.whole_ns)
     yield Measured(
-        title=f"Slow GPU{'s' * (not alone)} on {answers.label(ranks)}: {difference.text}, "
-        f"{format_ns(round(more))} more{' on each rank' * (not alone)}.",
+        title=f"Slow GPU{'s' * (not alone)} on {answers.label(ranks)}: {difference.text}: "
+        f"{time.share(total)}.",
         advice=difference.advice(answers.program.clocks, _GPUS[alone]),
-        total_ns=round(more * time.windows.select(DEVICE).unique().height),
+        total_ns=total,
         rank=ranks[0] if alone else None,
         ranks=() if alone else tuple(ranks),
     )

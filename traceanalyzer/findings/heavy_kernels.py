@@ -1,7 +1,7 @@
 """Rule for a kernel that takes a large part of the time and is not a matrix product."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import polars as pl
@@ -84,7 +84,12 @@ _ADVICE = (
 #: Least time that fills gradients of tables with 0 per time of an update: it writes each of them
 #: once, while the update reads and writes values, gradients and states.
 _OF_TABLES = 0.05
-_OF_TABLE = "EmbeddingBackward0"
+#: Kernels that fill the gradient of a table with 0.
+_FILLS = (
+    pl.col("operator").str.contains(r"^aten::(?:(?:fill|zero)_|embedding_dense_backward)$")
+    & pl.col("name").str.contains("(?i)fill|zero|memset")
+    & pl.col("outer").str.ends_with("EmbeddingBackward0")
+)
 #: A sum of gradients reads two tables and writes one: it takes at most so many times the fill.
 _OF_SUMS = 4
 #: Functions and kernels that read host memory.
@@ -145,10 +150,11 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     transforms = set(families.filter(family="fft")["kernel"])
     fusible = families.filter(pl.col("family").is_in(POINTWISE))["kernel"]
     together = {*fusible} if fused and launched_in(result, fusible) else {}
-    others, sums_tables = 0, False
+    others, tables = 0, _sums_of_tables(result, sums["kernel"], together)
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
-        if kind is None and others:
+        adds_tables = row["kernel"] == tables[0]
+        if kind is None and others and not adds_tables:
             continue  # the largest one of them is enough
         place = result.place(row["kernel"])
         if place.get("operator") and ".py(" in (place.get("called") or ""):
@@ -159,12 +165,11 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             continue
         if row["kernel"] in together and advice == _TEXTS["profile"] and not remedy:
             continue  # one finding names the function
-        others += kind is None
+        others += kind is None and not adds_tables
         advice = remedy if remedy and advice == _TEXTS["profile"] else advice
-        if sums_tables and str(place.get("outer")).endswith(_OF_TABLE):
+        if tables[0] and _fills_most(result, row["kernel"]):
             continue  # counted there
-        who, advice, factor = _of_tables(result, row, place, advice)
-        sums_tables |= factor > 1
+        who, advice, factor = _of_tables(result, row, advice, tables)
         row["total_ns"] = min(round(factor * row["total_ns"]), time.busy_ns)
         stalled = sum(stalls.get(one, 0) for one in row["names"])
         share, named = time.frac(row["total_ns"]), bool(place.get("annotation"))
@@ -198,25 +203,42 @@ def _launched(row: Mapping[str, Any], place: Mapping[str, Any]) -> str:
 
 
 def _of_tables(
-    result: Kernels, row: Mapping[str, Any], place: Mapping[str, Any], advice: str
+    result: Kernels, row: Mapping[str, Any], advice: str, tables: tuple[str, float]
 ) -> tuple[str, str, float]:
     """Return the start of the title, advice, and 1 + fills / sums of gradients of a table."""
-    fills = _fills_tables(result, row["kernel"])
-    if _OF_SUMS * fills >= 1 and str(place.get("outer")).endswith(ACCUMULATES):
-        return _TEXTS["who_sums"].format(row["kernel"]), _TEXTS["sparse_sums"], 1 + fills
-    is_update = advice == _TEXTS["updating"] and fills >= _OF_TABLES
-    return _who(row), _TEXTS["sparse"] if is_update else advice, 1.0
+    kernel, fills = tables
+    if row["kernel"] == kernel:
+        return _TEXTS["who_sums"].format(kernel), _TEXTS["sparse_sums"], 1 + fills
+    is_update = advice == _TEXTS["updating"]
+    is_sparse = is_update and _fills_tables(result, row["kernel"]) >= _OF_TABLES
+    return _who(row), _TEXTS["sparse"] if is_sparse else advice, 1.0
+
+
+def _sums_of_tables(
+    result: Kernels, kernels: Iterable[str], without: Iterable[str]
+) -> tuple[str, float]:
+    """Return the first kernel that adds up gradients of tables, and fills / sums; or nothing."""
+    if (rows := result.heavy) is None:
+        return "", 0.0
+    rows = rows.filter(work_kind=COMPUTE).unique("kernel", keep="first")
+    adds = {*rows.filter(pl.col("outer").str.ends_with(ACCUMULATES))["kernel"]} - {*without}
+    each = ((kernel, _fills_tables(result, kernel)) for kernel in kernels if kernel in adds)
+    return next((one for one in each if _OF_SUMS * one[1] >= 1), ("", 0.0))
 
 
 def _fills_tables(result: Kernels, kernel: str) -> float:
     """Return the time that fills gradients of embedding tables with 0 / the time of a kernel."""
     if (rows := result.heavy) is None:
         return 0.0
-    fills = pl.col("operator").str.contains(r"^aten::(?:(?:fill|zero)_|embedding_dense_backward)$")
-    fills &= pl.col("name").str.contains("(?i)fill|zero|memset")
-    fills &= pl.col("outer").str.ends_with(_OF_TABLE)
-    filled, ns = (int(rows.filter(of)["ns"].sum()) for of in (fills, pl.col("kernel") == kernel))
+    of_kernel = pl.col("kernel") == kernel
+    filled, ns = (int(rows.filter(of)["ns"].sum()) for of in (_FILLS, of_kernel))
     return filled / max(ns, 1)
+
+
+def _fills_most(result: Kernels, kernel: str) -> bool:
+    """Whether a kernel mostly fills gradients of embedding tables with 0."""
+    rows = result.heavy
+    return rows is not None and rows.filter(kernel=kernel).head(1).filter(_FILLS).height > 0
 
 
 def _stalls(result: Kernels, answers: Answers) -> dict[str, int]:

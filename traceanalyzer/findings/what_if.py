@@ -23,7 +23,7 @@ from traceanalyzer.trace import Inputs
 def what_if(
     inputs: Inputs,
     *,
-    finding: int | str | Sequence[int | str] = (),
+    finding: int | str | Sequence[int | str] | None = None,
     free: str | Sequence[str] = (),
     scale: str | Sequence[str] = (),
     typical_rank: int | str | Sequence[int | str] = (),
@@ -65,7 +65,7 @@ def what_if(
         OptionError: a regular expression, factor, rank, stage or finding is not valid.
     """
     names, ranks, stages = (
-        tuple(map(str, (given,) if isinstance(given, (int, str)) else given))
+        tuple(map(str, (given,) if isinstance(given, (int, str)) else given or ()))
         for given in (finding, typical_rank, typical_stage)
     )
     options = Options(names, free, scale, ranks, stages, equal_stages, typical, network, no_wait)

@@ -226,8 +226,10 @@ def _absent(text: bytes, number: int, known: set[int]) -> list[int]:
 
 def _call(one: _Work, named: set[tuple[str, str]]) -> tuple[str, bool]:
     """Return the name of a collective, and whether ranks call others with its number."""
-    if len(named) <= 1:
-        return f"{next(iter(named), ('work', ''))[0]} {one.number}", False
+    kinds, sizes = {kind for kind, _ in named}, {size for _, size in named} - {""}
+    # if not all are gathers, sizes of coalesced ones may differ
+    if len(kinds) <= 1 and (len(sizes) <= 1 or ("coalesced", "") in named):
+        return f"{next(iter(kinds), 'work')} {one.number}", False
     of = f" of {int(one.size):,} elements" if one.size else ""
     return f"{one.kind or 'work'} {one.number}{of}", True
 

@@ -187,14 +187,16 @@ def _twice(result: Memory) -> str:
     rows = result.alive.with_columns(
         apart=~pl.col("stack").cast(pl.String).str.contains(_BUCKETS).fill_null(value=False)
     )
-    sums = rows.filter(~pl.col("apart") | (pl.col("category") == "gradients")).group_by("apart")
-    both = sums.agg(pl.col("live_bytes").sum())["live_bytes"].to_list()
-    twice = min(both) if len(both) > 1 else 0
-    if twice <= _TWICE_FRAC * int(rows["live_bytes"].sum()):
+    size, is_gradient = pl.col("live_bytes"), pl.col("category").eq_missing(pl.lit("gradients"))
+    both = [size.filter(of).sum() for of in (~pl.col("apart"), pl.col("apart") & is_gradient)]
+    sums = rows.group_by("rank", "path", "device").agg(pl.min_horizontal(both), whole=size.sum())
+    twice = sums.filter(size > _TWICE_FRAC * pl.col("whole"))["live_bytes"].max()
+    if not isinstance(twice, int):
         return ""
+    most = " on one GPU" * (sums.height > 1)
     return (
-        f"{format_bytes(twice)} of gradients lie in memory twice, also in the buckets of DDP: "
-        "DistributedDataParallel(..., gradient_as_bucket_view=True) keeps one of them."
+        f"{format_bytes(twice)} of gradients{most} lie in memory twice, also in the buckets of "
+        "DDP: DistributedDataParallel(..., gradient_as_bucket_view=True) keeps one of them."
     )
 
 
