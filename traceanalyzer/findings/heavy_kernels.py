@@ -150,7 +150,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
     transforms = set(families.filter(family="fft")["kernel"])
     fusible = families.filter(pl.col("family").is_in(POINTWISE))["kernel"]
     together = {*fusible} if fused and launched_in(result, fusible) else {}
-    others, tables = 0, _sums_of_tables(result, sums["kernel"], together)
+    others, tables = 0, _table_sums(result, sums["kernel"], together)
     for row in sums.iter_rows(named=True):
         kind = _KINDS.get(row["kind"])
         adds_tables = row["kernel"] == tables[0]
@@ -214,9 +214,7 @@ def _of_tables(
     return _who(row), _TEXTS["sparse"] if is_sparse else advice, 1.0
 
 
-def _sums_of_tables(
-    result: Kernels, kernels: Iterable[str], without: Iterable[str]
-) -> tuple[str, float]:
+def _table_sums(result: Kernels, kernels: pl.Series, without: Iterable[str]) -> tuple[str, float]:
     """Return the first kernel that adds up gradients of tables, and fills / sums; or nothing."""
     if (rows := result.heavy) is None:
         return "", 0.0
