@@ -23,7 +23,7 @@ from traceanalyzer.trace import Inputs
 def what_if(
     inputs: Inputs,
     *,
-    finding: int | str | Sequence[int | str] | None = None,
+    finding: int | str | Sequence[int | str] | None = (),
     free: str | Sequence[str] = (),
     scale: str | Sequence[str] = (),
     typical_rank: int | str | Sequence[int | str] = (),
