@@ -454,7 +454,7 @@ class Measured:
 
 def without_others(share: float, left: float) -> str:
     """Return the share of a cost that no other finding counts, unless 90 % of it are left."""
-    return f"; {format_frac(share)} in no other finding" * (left < 0.9)
+    return f"; {format_frac(share)} in no other finding" * (left < NEARLY_ALL_LEFT)
 
 
 #: What costs in warm-up steps are a share of.
@@ -575,8 +575,9 @@ RULE_OF = {
 }
 
 
-#: From this share on that other findings do not explain, a finding counts only that share.
-MUCH_LEFT = 0.2
+#: From this share on that other findings do not explain, a finding counts only that share; from the
+#: second one on, all of its cost.
+MUCH_LEFT, NEARLY_ALL_LEFT = 0.2, 0.9
 
 
 def explained_by(

@@ -42,6 +42,7 @@ from traceanalyzer.findings.launching import (
 )
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
+    NEARLY_ALL_LEFT,
     Answers,
     Measured,
     Rule,
@@ -79,17 +80,13 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     if (kinds := answers.of(Kernels)) is not None and growing_copies(kinds, answers.time):
         explained["growing-copies"] = 1.0
     left = 1 - min(sum(explained.values()), 1.0)
-    left = 1.0 if left < MUCH_LEFT else left
+    left = left if MUCH_LEFT <= left < NEARLY_ALL_LEFT else 1.0
     if kernels and kernels.why == SLOW_GPU:
         explained["throttled-steps"] = 1.0
     size, period = left * cost / whole, _period(longer, worst)
     what = f"One step in {period} takes longer, which costs" if period else "Slow steps cost"
-    if (
-        (period or worst["encodes"])
-        and worst["grown"] == "compute"
-        and kernels
-        and kernels.why == MORE_KERNELS
-    ):
+    more = kernels and kernels.why == MORE_KERNELS and worst["grown"] == "compute"
+    if more and (period or worst["encodes"]):
         size, remedy = min(size, _OF_DESIGN), _ENCODE_APART if worst["encodes"] else _LESS_OFTEN
         rare = rare_kernels(answers).filter(step=worst["step"])["kernel"]
         place = place_of(answers, rare[0] if rare.len() else "")

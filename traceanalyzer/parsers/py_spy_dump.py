@@ -86,7 +86,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         data += block
         if len(data) > _MOST_BYTES:
             raise MalformedInput(source.path, "larger than any output of py-spy dump")
-    is_json = _JSON.match(data) is not None
+    is_json = data.lstrip()[:1] == b"["
     commands, threads, bad = _from_json(source, data) if is_json else _from_text(data)
     if not threads:
         raise MalformedInput(
