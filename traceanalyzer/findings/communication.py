@@ -16,6 +16,7 @@ from traceanalyzer.analyzers.comm_outliers.result import (
     slow_groups,
     slow_links,
     small_collectives,
+    with_size,
 )
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
@@ -707,7 +708,7 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         calls += f" ({each:.3g} per step and GPU)" if answers.time.in_steps else ""
         total = format_ns(int(alike["total_ns"].sum()))
         most = "Most time" if top["total_ns"] == comm.groups["total_ns"].max() else "Most exposed"
-        yield f"{most}: {_what(top)}{groups}, {total} in {calls}{rate}."
+        yield f"{most}: {with_size(top)}{groups}, {total} in {calls}{rate}."
     known = _of_place(answers, _main_kind(comm)) or _of_issuer(answers, comm)
     if small := small_collectives(comm, advise=not known):
         yield small
@@ -748,15 +749,9 @@ def _with_waits(losses: pl.DataFrame) -> str:
 
 def _worst(row: Mapping[str, Any], took_ns: int, factor: float) -> str:
     return (
-        f"Slowest: {_what(row)}{at_step(row['step'])}, {format_ns(took_ns)} "
+        f"Slowest: {with_size(row)}{at_step(row['step'])}, {format_ns(took_ns)} "
         f"({format_ratio(factor)} the usual)."
     )
-
-
-def _what(row: Mapping[str, Any]) -> str:
-    """Return collective and size: ``all_gather of 64 MiB``."""
-    size = row.get("message_bytes")
-    return f"{row['collective']}{f' of {format_bytes(size)}' if size else ''}"
 
 
 RULES: tuple[Rule, ...] = (

@@ -341,14 +341,11 @@ class OpenedInputs:
         if isinstance(item, Trace):
             cut = _cut if self._needs else _cut_but_snapshots
             return [lambda: cut(item, how)]
-        if needs := replace_needs or self._needs:
-            once = replace(how, progress=None, on_trace=None) if replace_needs else how
-            builders = _read_ranks(item, once, split=split, **_reading_of(needs, how))
+        needs = replace_needs or self._needs
+        once = replace(how, progress=None, on_trace=None) if replace_needs else how
+        builders = _read_ranks(item, once, split=split, **_reading_of(needs, how))
+        if needs:
             return (partial(_then, build, _lightened, needs) for build in builders)
-        builders = _read_ranks(
-            item, how, split=split, columns=how.columns, kinds=how.kinds, inputs_of=how.inputs_of,
-            args_with_modules=how.args_with_modules,
-        )  # fmt: skip
         return (partial(_then, build, _cut_but_snapshots, how) for build in builders)
 
     def _prepared(self, trace: Trace, item: Trace | str) -> list[Trace]:
@@ -422,7 +419,7 @@ class OpenedInputs:
         if isinstance(item, Trace):
             trace = item
         else:
-            trace = read_needed(item, self._needs, whole) if self._needs else _read(item, whole)
+            trace = _read(item, whole, **_reading_of(self._needs, whole))
         if how.rank is not None:
             of_rank = [one for one in ranks.by_rank(trace) if one.meta.rank == how.rank]
             trace = of_rank[0] if of_rank else trace
@@ -509,8 +506,11 @@ def read_needed(
     return _read(path, how, windows=windows, **_reading_of(needs, how))
 
 
-def _reading_of(needs: Needs, how: How) -> dict[str, Any]:
-    """Return the keywords that read what an analyzer needs."""
+def _reading_of(needs: Needs | None, how: How) -> dict[str, Any]:
+    """Return the keywords that read what an analyzer needs, or without needs what ``how`` says."""
+    if needs is None:
+        names = ("columns", "kinds", "inputs_of", "args_with_modules")
+        return {name: getattr(how, name) for name in names}
     of_samples = () if needs.samples else _OF_SAMPLES
     return {
         "kinds": None if needs.everything else needs.kinds,

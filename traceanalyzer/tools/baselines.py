@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -183,19 +183,15 @@ def _facts(folder: Path) -> Facts:
     except MissingData:
         return known
     sizes = {fact.world_size for fact in run.facts if fact.world_size}
-    return Facts(
-        **{
-            **asdict(known),
-            "ranks": run.ranks,
-            "world_size": max(sizes, default=None),
-            "gpus": _texts(name for fact in run.facts for name in fact.gpus),
-            "software": _texts(name for fact in run.facts for name in fact.software),
-            "profilers": _texts(
-                f"{fact.format} {fact.version or ''}".strip() for fact in run.facts
-            ),
-            "steps": run.step_count or None,
-            "step_ns": _median_step(run),
-        }
+    return replace(
+        known,
+        ranks=run.ranks,
+        world_size=max(sizes, default=None),
+        gpus=_texts(name for fact in run.facts for name in fact.gpus),
+        software=_texts(name for fact in run.facts for name in fact.software),
+        profilers=_texts(f"{fact.format} {fact.version or ''}".strip() for fact in run.facts),
+        steps=run.step_count or None,
+        step_ns=_median_step(run),
     )
 
 

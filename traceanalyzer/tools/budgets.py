@@ -28,6 +28,7 @@ import polars as pl
 from traceanalyzer import units
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Reading
+from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options
 from traceanalyzer.analyzers.diff.compute import DIFF
 from traceanalyzer.analyzers.diff.result import Diff, Expected
@@ -130,7 +131,10 @@ class Budgets(Result):
     def violations(self) -> tuple[str, ...]:
         """One line for each violated budget."""
         rows = self.budgets.filter("is_violation").select("budget", "measured", "missing").rows()
-        return tuple(f"{budget}: {_line(measured, why)}" for budget, measured, why in rows)
+        return tuple(
+            f"{budget}: {f'not recorded: {why}' if why else f'measured {measured}'}"
+            for budget, measured, why in rows
+        )
 
     def view(self) -> View:
         """Build the view: one table of budgets."""
@@ -143,9 +147,7 @@ class Budgets(Result):
             text += f", {unknown} not recorded (counts as violated)"
         if skipped:
             text += f", {skipped} skipped (not recorded)"
-        columns = {
-            "budget": "budget", "measured": "measured", "state": "verdict", "reason": "reason",
-        }  # fmt: skip
+        columns = headings("budget, measured, state: verdict, reason")
         return View(
             title="Are the budgets met?",
             verdict=f"{text}.",
@@ -161,10 +163,6 @@ class Budgets(Result):
             ),
             scalars={"budget_count": count, "violated_count": violated, "skipped_count": skipped},
         )
-
-
-def _line(measured: str, why: str | None) -> str:
-    return f"measured {measured}" if why is None else f"not recorded: {why}"
 
 
 # --- read ------------------------------------------------------------------------------------

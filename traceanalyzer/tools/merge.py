@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer import files
-from traceanalyzer.analyzers.base import Examination, Reading
+from traceanalyzer.analyzers.base import Examination, Reading, result_of
 from traceanalyzer.analyzers.comm_outliers import Options as CommOptions
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
@@ -217,22 +217,16 @@ def _merge(
     items: InputList[Trace | str], writer: Writer, cut: Cut, reading: dict[str, Any]
 ) -> Merged:
     with ThreadPoolExecutor(1) as worker:
-        return _examined_and_written(_Recordings(writer, cut, items, worker), items, reading)
-
-
-def _examined_and_written(
-    recordings: _Recordings, items: InputList[Trace | str], reading: dict[str, Any]
-) -> Merged:
-    writer, cut = recordings.writer, recordings.cut
-    examined = examine(items, analyses(RULES), use="findings", on_rank=recordings.add, **reading)
-    recordings.wait()
+        recordings = _Recordings(writer, cut, items, worker)
+        add = recordings.add
+        examined = examine(items, analyses(RULES), use="findings", on_rank=add, **reading)
+        recordings.wait()
     give_back()
     if not recordings.all:
         raise MissingData(
             f"{examined.files[0]}: the events have no timestamps, which a timeline needs"
         )
-    compared = examined.results.get("comm_outliers")
-    compared = compared if isinstance(compared, CommOutliers) else None
+    compared = result_of(examined.results, CommOutliers)
     recorded = [one.recorded for one in recordings.all]
     shifts, one_clock = alignment.shifts(recorded, compared)
     findings = judge(examined).findings

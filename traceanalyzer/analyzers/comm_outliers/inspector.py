@@ -8,8 +8,7 @@ rank may leave them early.
 """
 
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, get_origin
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -103,38 +102,22 @@ def combine(rows: pl.DataFrame, options: Options) -> InspectedCommOutliers:
     least = DEFAULT_NS if options.min_wait_ns is None else options.min_wait_ns
     delayed = each.filter(pl.col("last_process").is_not_null(), pl.col("arrival_delay_ns") >= least)
     return InspectedCommOutliers(
-        **_blank()
-        | {
-            "totals": Totals(
-                n_events=calls.height,
-                n_ranks=calls["process"].n_unique(),
-                n_matched=waits.height,
-                n_collectives=each.height,
-                total_comm_ns=int(calls["total_ns"].sum()),
-                total_wait_ns=int(waits["wait_ns"].sum()),
-            ),
-            "delayed": Delayed(
-                delayed.sort("imposed_ns", *_COLLECTIVE, descending=[True, *[False] * 3]), least
-            ),
-            "ranks": _ranks(calls, waits, each),
-            "collectives": each,
-            "groups": _groups(calls, each),
-            "remarks": tuple(_remarks(calls, compared, each, repeated)),
-            "one_job": True,
-        }
+        totals=Totals(
+            n_events=calls.height,
+            n_ranks=calls["process"].n_unique(),
+            n_matched=waits.height,
+            n_collectives=each.height,
+            total_comm_ns=int(calls["total_ns"].sum()),
+            total_wait_ns=int(waits["wait_ns"].sum()),
+        ),
+        delayed=Delayed(
+            delayed.sort("imposed_ns", *_COLLECTIVE, descending=[True, *[False] * 3]), least
+        ),
+        ranks=_ranks(calls, waits, each),
+        collectives=each,
+        groups=_groups(calls, each),
+        remarks=tuple(_remarks(calls, compared, each, repeated)),
     )
-
-
-def _blank() -> dict[str, Any]:
-    """Return the required fields of a result with times, without any data: 0, None, no rows."""
-    required = [one for one in fields(CommOutliers) if one.default is MISSING]
-    return {one.name: _nothing(one.type) for one in required if one.default_factory is MISSING}
-
-
-def _nothing(kind: object) -> Any:
-    if kind in (pl.DataFrame, int, bool, str):
-        return kind()
-    return () if get_origin(kind) is tuple else None
 
 
 def _calls(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:

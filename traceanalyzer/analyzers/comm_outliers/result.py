@@ -152,15 +152,15 @@ class CommOutliers(Result):
 
     totals: Totals
     delayed: Delayed
-    ranks: pl.DataFrame
-    baseline: pl.DataFrame | None
-    instances: pl.DataFrame
-    groups: pl.DataFrame
-    collectives: pl.DataFrame
-    arrivals: pl.DataFrame
-    steps: pl.DataFrame
-    clocks: pl.DataFrame
-    remarks: tuple[str, ...]
+    ranks: pl.DataFrame = field(default_factory=pl.DataFrame)
+    baseline: pl.DataFrame | None = None
+    instances: pl.DataFrame = field(default_factory=pl.DataFrame)
+    groups: pl.DataFrame = field(default_factory=pl.DataFrame)
+    collectives: pl.DataFrame = field(default_factory=pl.DataFrame)
+    arrivals: pl.DataFrame = field(default_factory=pl.DataFrame)
+    steps: pl.DataFrame = field(default_factory=pl.DataFrame)
+    clocks: pl.DataFrame = field(default_factory=pl.DataFrame)
+    remarks: tuple[str, ...] = ()
     memory: pl.DataFrame | None = None
     one_job: bool = True
     compared_from: pl.DataFrame | None = None
@@ -472,10 +472,10 @@ def _slower(baseline: pl.DataFrame | None) -> str:
         else ""
     )
     return (
-        f"Slower than the baseline: {_what(worst)} takes {format_ns(worst['median_ns'])} (median) "
-        f"instead of {format_ns(worst['baseline_ns'])}, {format_ratio(worst['ratio'])} as long; "
-        f"{slower.height} of {baseline.height} kinds of collective take at least {SLOWER:g} times "
-        f"as long.{overlap}"
+        f"Slower than the baseline: {with_size(worst)} takes {format_ns(worst['median_ns'])} "
+        f"(median) instead of {format_ns(worst['baseline_ns'])}, {format_ratio(worst['ratio'])} as "
+        f"long; {slower.height} of {baseline.height} kinds of collective take at least {SLOWER:g} "
+        f"times as long.{overlap}"
     )
 
 
@@ -548,7 +548,7 @@ def _straggler(result: CommOutliers, row: Mapping[str, Any]) -> str:
         f"{at_start(label)} is a straggler: other ranks waited {format_ns(row['imposed_ns'])} in "
         f"total ({share} of all wait time){steps}. It arrived last at {row['times_last']} of "
         f"{format_count(row['matched'], 'collective')}; the most costly arrival delay is "
-        f"{format_ns(worst['arrival_delay_ns'])}, at {_what(worst)}{at_step(worst['step'])}."
+        f"{format_ns(worst['arrival_delay_ns'])}, at {with_size(worst)}{at_step(worst['step'])}."
     )
 
 
@@ -616,8 +616,8 @@ def _victim(result: CommOutliers) -> str:
     root, last = longest["root_rank"], longest["last_rank"]
     delayed = f", which rank {root} delayed" if root != last else ""
     return (
-        f"The longest collective, {_what(longest)} on rank {longest['rank']} ({format_ns(took)}), "
-        f"spends {format_ns(wait)} waiting for rank {last}{delayed}."
+        f"The longest collective, {with_size(longest)} on rank {longest['rank']} "
+        f"({format_ns(took)}), spends {format_ns(wait)} waiting for rank {last}{delayed}."
     )
 
 
@@ -634,7 +634,7 @@ def _slow_everywhere(result: CommOutliers) -> str:
     after = f"after {result.every_rank} had arrived (a bandwidth problem, {other})"
     return (
         f"{slow.height} of {format_count(result.totals.n_collectives, 'collective')} "
-        f"{'was' if slow.height == 1 else 'were'} slow {after}: {_what(worst)}"
+        f"{'was' if slow.height == 1 else 'were'} slow {after}: {with_size(worst)}"
         f"{at_step(worst['step'])} has a transfer time of {format_ns(worst['transfer_ns'])}, "
         f"{format_ratio(worst['slow_factor'])} as long as usual{slow_groups(result)}."
     )
@@ -647,7 +647,7 @@ def _set_up(result: CommOutliers) -> str:
         return ""
     first = rows.row(0, named=True)
     return (
-        f"The first {_what(first)} of a group{at_step(first['step'])} takes "
+        f"The first {with_size(first)} of a group{at_step(first['step'])} takes "
         f"{format_ns(first['transfer_ns'])} after {result.every_rank} had arrived, "
         f"{format_ratio(first['slow_factor'])} as long as usual: set-up of the communicator, once."
     )
@@ -676,7 +676,7 @@ def _unexplained(result: CommOutliers) -> str:
     return (
         f"{outliers.height} of {format_count(result.totals.n_events, 'collective')} "
         f"{'is an outlier' if outliers.height == 1 else 'are outliers'}, on {where}"
-        f"{_mostly(outliers)}; the worst, {_what(worst)}{at_step(worst['step'])}, took "
+        f"{_mostly(outliers)}; the worst, {with_size(worst)}{at_step(worst['step'])}, took "
         f"{format_ns(worst['duration_ns'])}, {format_ratio(worst['factor'])} "
         f"{_USUAL[worst['judged_by']]}{overlap}."
     )
@@ -730,13 +730,13 @@ def slow_links(result: CommOutliers) -> list[str]:
         if row["link_gbps"] is None:
             time = format_ns(row["transfer_ns"])
             texts.append(
-                f"{_what(row)} has a transfer time of {time}: slower than a 10 Gbit/s network."
+                f"{with_size(row)} has a transfer time of {time}: slower than a 10 Gbit/s network."
             )
             continue
         link = f"{row['link']}, per direction"  # the recording has no link, only GPUs
         if row["link"] == NETWORK:
             link = "between nodes, assuming 200 Gbit/s per GPU"
-        what = _what(row) + (f" of {_group_text(result, row['group'])}" if groups > 1 else "")
+        what = with_size(row) + (f" of {_group_text(result, row['group'])}" if groups > 1 else "")
         is_known = result.has_all_ranks
         reaches = "reaches" if is_known else "waits for ranks without a file or has a slow link:"
         texts.append(f"{what} {reaches} {speed:.3g} of {row['link_gbps']:g} GB/s ({link}).")
@@ -786,11 +786,10 @@ def _is_small() -> pl.Expr:
 # --- parts of sentences --------------------------------------------------------------------
 
 
-def _what(row: Mapping[str, Any]) -> str:
-    """Return for example ``all_reduce of 25 MiB``."""
+def with_size(row: Mapping[str, Any]) -> str:
+    """Return collective and size: ``all_reduce of 25 MiB``."""
     size = row["message_bytes"]
-    name = str(row["collective"])
-    return name if size is None else f"{name} of {format_bytes(size)}"
+    return f"{row['collective']} of {format_bytes(size)}" if size else str(row["collective"])
 
 
 def at_step(step: str | None) -> str:

@@ -35,12 +35,16 @@ class _PlainText:
 
     def read(self, offset: int, length: int) -> bytes:
         """Return bytes from an offset; fewer than requested only at the end."""
+        parts = []
         try:
-            return _read_range(self._file, offset, length)
+            while length > 0 and (part := os.pread(self._file, length, offset)):
+                parts.append(part)
+                offset, length = offset + len(part), length - len(part)
         except OSError as error:
             raise UnreadableFile(
                 self._source.path, str(error.strerror).lower(), where=f"byte {offset}"
             ) from None
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def later(self, offset: int, length: int) -> Callable[[], bytes]:
         """Return a function for :meth:`read` that works in any thread and after the release."""
@@ -147,18 +151,6 @@ class _Ahead:
     def close(self) -> None:
         self._stop.set()
         self._thread.join()
-
-
-def _read_range(file: int, offset: int, length: int) -> bytes:
-    """Return bytes of an open file from an offset; fewer only at its end."""
-    parts = []
-    while length > 0:
-        part = os.pread(file, length, offset)
-        if not part:
-            break
-        parts.append(part)
-        offset, length = offset + len(part), length - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 #: Maximum size of a metadata value, and of all of them.
