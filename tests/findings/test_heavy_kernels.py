@@ -452,6 +452,37 @@ def test_fusions_of_xla_are_usual(us: int, found: bool) -> None:
 
 
 _NODE = "autograd::engine::evaluate_function: "
+
+
+@pytest.mark.parametrize(
+    ("around", "part"),
+    [
+        ("aten::index_add_", "deterministic"),
+        (f"{_NODE}GatherBackward0", "deterministic"),
+        ("aten::index_put_", "deterministic"),
+        (f"{_NODE}IndexBackward0", "index_select"),
+    ],
+)
+def test_sorts_of_indices_count_with_the_sums_of_elements(around: str, part: str) -> None:
+    operator = f"{around} > aten::_index_put_impl_"
+    (one,) = judged(steps([GEMM, (operator, SORT, 200), (operator, INDEXING, 300)]))
+    assert one.total_ns == pytest.approx(4 * 498 * US, rel=0.001)
+    assert part in one.advice
+
+
+@pytest.mark.parametrize(
+    ("operator", "us", "found"),
+    [("aten::contiguous", 90, True), ("", 60, True), ("aten::clone", 40, False)],
+)
+def test_copies_of_strided_tensors_are_a_finding_sooner(
+    operator: str, us: int, found: bool
+) -> None:
+    """Also if a longer kernel is none."""
+    name = "at::native::elementwise_kernel<128, 2, gpu_kernel_impl<direct_copy_kernel_cuda()>>()"
+    rows = judged(steps([GEMM, ("", "mystery", 95), GEMM, (operator, name, us)]))
+    assert ["enable_gqa" in one.advice for one in rows] == [True] * found
+
+
 _SUMS = (f"{_NODE}torch::autograd::AccumulateGrad > aten::add_", ADD[1], 300)
 _OF_TABLE = f"{_NODE}EmbeddingBackward0 > aten::embedding_dense_backward"
 

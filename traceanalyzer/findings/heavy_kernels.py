@@ -77,6 +77,7 @@ _ADVICE = (
         _TEXTS["sorting"],
     ),
     (r"aten::(?:reshape|contiguous|clone|repeat|expand)\b", _TEXTS["copying"]),
+    (r"\belementwise_kernel<.*direct_copy", _TEXTS["copying"]),  # of strided tensors
     (r"(?i)\bcast|_to_copy|aten::to\b|direct_copy|float16_copy|copy_kernel", _TEXTS["casting"]),
     (r"(?i)triton", _TEXTS["tuning"]),
     (_FUSIONS, _TEXTS["of_fusion"]),
@@ -98,7 +99,7 @@ _READS_HOST = r"(?i)pinned_?tensor|(?<![a-z])uva(?![a-z])|UVAIndex|zero_?copy"
 _CASTS = "direct_copy|float16_copy"
 #: What kernels do, by the name of its advice.
 _WHAT = {advice: what for what, advice in KERNELS_TOGETHER.values()}
-_RELAYOUT = "convert between NCHW and NHWC"
+_RELAYOUT, _SORTING = "convert between NCHW and NHWC", "sort or select"
 #: Kernels that one change avoids together: pattern, what they do, and advice (without: the one of
 #: :data:`_ADVICE`). The first match counts, and no family exempts them.
 _TOGETHER = (
@@ -115,9 +116,21 @@ _KINDS = {what: advice for _, what, advice in _TOGETHER} | dict(_TOGETHER_IN.val
 #: Kinds of healthy programs, too (SyncBatchNorm has no kernels of cuDNN).
 _USUALLY_LESS = ["normalize batches without cuDNN", "apply LoRA adapters", _WHAT["dequantizing"]]
 _USUALLY_LESS += [what for what, _ in _TOGETHER_IN.values()]
-#: One type or layout for all avoids all of a kind: it is info and a warning from these shares on.
-_SOONER = {_WHAT["casting"]: (_INFO, 0.12), _RELAYOUT: (0.05, 0.1), _WHAT["fp8"]: (0.1, 0.25)}
+#: One type or layout for all avoids all of a kind: it is info and a warning from these shares on
+#: (kinds, or their advice).
+_SOONER: dict[str, tuple[float, ...]] = {
+    _WHAT["casting"]: (_INFO, 0.12),
+    _RELAYOUT: (0.05, 0.1),
+    _WHAT["fp8"]: (0.1, 0.25),
+    _TEXTS["copying"]: (0.05,),
+}
 
+#: Operators whose kernels sort indices to add up elements; which are not of such a backward pass.
+_SORTS_INDICES = r"index_put|embedding_dense"
+_ACCUMULATES = r"(?i)^(?=.*index_put)(?=.*(?:indexing_backward|sort))(?!.*IndexBackward)"
+
+#: No kernel with a smaller share is a finding.
+_LEAST_NAMED = 0.05
 #: Multiprocessors of a small GPU.
 _LEAST_UNITS = 16
 #: Bytes of local memory per thread that slow a kernel down.
@@ -155,7 +168,7 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
         kind = _KINDS.get(row["kind"])
         adds_tables = row["kernel"] == tables[0]
         if kind is None and others and not adds_tables:
-            continue  # the largest one of them is enough
+            continue  # the largest one of them that is a finding is enough
         place = result.place(row["kernel"])
         if place.get("operator") and ".py(" in (place.get("called") or ""):
             place = {**place, "annotation": None}  # the function in it says more
@@ -165,17 +178,17 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             continue
         if row["kernel"] in together and advice == _TEXTS["profile"] and not remedy:
             continue  # one finding names the function
-        others += kind is None and not adds_tables
         advice = remedy if remedy and advice == _TEXTS["profile"] else advice
         if tables[0] and _fills_most(result, row["kernel"]):
             continue  # counted there
         who, advice, factor = _of_tables(result, row, advice, tables)
         row["total_ns"] = min(round(factor * row["total_ns"]), time.busy_ns)
-        stalled = sum(stalls.get(one, 0) for one in row["names"])
         share, named = time.frac(row["total_ns"]), bool(place.get("annotation"))
         known = bool(place.get("operator")) or (in_pytorch and advice != _TEXTS["graph"])
+        size = _size(share, row, advice, known=known)
+        others += kind is None and not adds_tables and (size >= _INFO or share < _LEAST_NAMED)
         yield Measured(
-            size=_size(share, row, advice, known=known),
+            size=size,
             cost_frac=time.frac(row["total_ns"] - fused * row["fusible_ns"]),
             title=f"{who} {time.share(row['total_ns'])}{_launched(row, place)}.",
             evidence=(
@@ -189,9 +202,17 @@ def one_kernel(result: Kernels, answers: Answers) -> Iterator[Measured]:
             advice=advice,
             total_ns=row["total_ns"] - fused * row["fusible_ns"],
             confidence="medium",  # it may be the work that the program is for
-            explained=dict.fromkeys(["double-precision"] * (row["kernel"] in doubles), 1.0)
-            | dict.fromkeys(["migrations"] * (2 * stalled >= row["total_ns"]), 1.0),
+            explained=_explained(row, doubles, stalls),
         )
+
+
+def _explained(
+    row: Mapping[str, Any], doubles: pl.Series, stalls: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the rules that count all the time of kernels."""
+    stalled = sum(stalls.get(one, 0) for one in row["names"])
+    rules = ["double-precision"] * (row["kernel"] in doubles)
+    return dict.fromkeys(rules + ["migrations"] * (2 * stalled >= row["total_ns"]), 1.0)
 
 
 def _launched(row: Mapping[str, Any], place: Mapping[str, Any]) -> str:
@@ -327,7 +348,11 @@ def _by_operator(result: Kernels, labels: pl.DataFrame) -> pl.DataFrame:
     places = result.heavy.filter(work_kind=COMPUTE).select("kernel", "ns", operator=operator)
     rows = labels.join(places, on="kernel", how="left").sort("ns", descending=True, nulls_last=True)
     is_whole = pl.col("kind").is_in([_WHAT["unfolding"], _WHAT["decomposing"]])
-    is_other = (pl.col("family") == kernel_names.OTHER) & pl.col("kind").is_null()
+    of_indices = pl.col("operator").str.contains(_SORTS_INDICES).fill_null(value=False)
+    sorts = of_indices & (pl.col("kind") == _SORTING)
+    rows = rows.with_columns(kind=pl.when(~sorts.fill_null(value=False)).then("kind"))
+    is_other = (pl.col("family") == kernel_names.OTHER) | of_indices
+    is_other &= pl.col("kind").is_null()
     by = pl.coalesce("operator", "kernel")
     whole = pl.col("kind").filter(is_whole).first().over(by)
     first = pl.col("kernel").filter(is_other).first().over(by)
@@ -378,7 +403,8 @@ def _size(share: float, row: Mapping[str, Any], advice: str, *, known: bool) -> 
 
     It rarely is in PyTorch, or where an operator launches it (``known``).
     """
-    levels = zip(_SOONER.get(row["kind"], ()), (_INFO, _WARNING), strict=False)
+    sooner = _SOONER.get(row["kind"], _SOONER.get(advice, ()))
+    levels = zip(sooner, (_INFO, _WARNING), strict=False)
     share = max(share, *(size for least, size in levels if share >= least), 0.0)
     general = ("profile", "tuning", "graph", "more_blocks", "spilling", "of_fusion")
     usual = [_TEXTS[name] for name in general]
@@ -424,6 +450,8 @@ def _advice(kernel: str, place: Mapping[str, Any]) -> str:
     names = [f"{place.get('operator') or ''} {place.get('outer') or ''}", kernel]
     if re.search(r": _?reorder_cache$", place.get("called") or ""):
         return _TEXTS["reordering"]
+    if re.search(_ACCUMULATES, " ".join(names)):
+        return _TEXTS["accumulating"]
     if re.search(_READS_HOST, f"{kernel} {place.get('code')} {place.get('called')}"):
         return _TEXTS["host_memory"]
     matches = (text for name in names for pattern, text in _ADVICE if re.search(pattern, name))
