@@ -61,6 +61,32 @@ def test_a_loop_of_small_kernels(kernels: list[str], times: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mark", "regions", "found"),
+    [
+        ("TorchDynamo Cache Lookup", 12, True),
+        ("Torch-Compiled Region: 0/0", 6, True),
+        ("TorchDynamo Cache Lookup", 2, False),
+        ("aten::zeros", 12, False),
+    ],
+)
+def test_graph_breaks_between_compiled_regions(mark: str, regions: int, found: bool) -> None:
+    """A compiled model, loss and optimizer are no breaks."""
+    events: _Events = []
+    for number in range(4):
+        begin = number * regions * 100 * US
+        events.append(step(number, begin, regions * 100 * US))
+        for at in range(begin, begin + regions * 100 * US, 100 * US):
+            wrapper = "torch/_dynamo/eval_frame.py(745): compile_wrapper"
+            events += [host("python_function", "model.py(12): forward", at, 99 * US)]
+            events += [host("python_function", wrapper, at + US, 95 * US)]
+            events += [host("cpu_op", mark, at + 2 * US, 70 * US)]
+            events += launch("triton_poi_fused_0", at + 80 * US, 5 * US)
+    (one,) = judged("launch-bound", trace(events))
+    assert (f"{regions} compiled regions per step" in one.title) == found
+    assert ("fullgraph" in one.advice) == found
+
+
+@pytest.mark.parametrize(
     "one",
     [
         looping([GATHER], 12),

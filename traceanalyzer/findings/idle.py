@@ -317,8 +317,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
         place = frame_text(result.waited["frame"] or result.waited["range"])
         if cause == causes.SYNCHRONISATION and place:
             return f"{result.waiting(cause)} in {place}"
-        cells = launching.recurrent_cells(answers)[0] if cause == causes.LAUNCH else ""
-        return f"{result.waiting(cause)}{cells or called_in(answers.place(cause))}"
+        pieces = launching.in_pieces(result, answers)[0] if cause == causes.LAUNCH else ""
+        return f"{result.waiting(cause)}{pieces or called_in(answers.place(cause))}"
     if cause == causes.MEMORY_MANAGEMENT:
         return f"{result.waiting(cause)}{result.freeing[0] or one.where}"
     if cause == causes.HOST_CODE and answers.reads_copies:

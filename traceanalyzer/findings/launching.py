@@ -143,8 +143,8 @@ def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     of_host = result.program.slow_host or result.pauses_of(causes.LAUNCH)[1]
     if result.program.blocking or of_host or result.slow_operator[0]:
         return result.advice(causes.LAUNCH)
-    if cells := recurrent_cells(answers)[1]:
-        return cells
+    if pieces := in_pieces(result, answers)[1]:
+        return pieces
     place, share = _waiting_place(launches)
     one, around = result.activity(causes.LAUNCH), answers.place(causes.LAUNCH)
     lost = answers.time.of_cause(causes.LAUNCH)
@@ -169,6 +169,12 @@ _JOIN = (
 )
 
 
+def in_pieces(result: GpuIdle, answers: Answers) -> tuple[str, str]:
+    """Return into which small pieces a step is divided, and advice; or empty texts."""
+    regions = compiled_regions(result, answers)
+    return regions if regions[0] else recurrent_cells(answers)
+
+
 def recurrent_cells(answers: Answers) -> tuple[str, str]:
     """Return that a loop calls a recurrent cell for each time step, and advice; or empty texts."""
     kernels, time = answers.of(Kernels), answers.time
@@ -191,6 +197,24 @@ def recurrent_cells(answers: Answers) -> tuple[str, str]:
 
 #: So many calls of a recurrent cell in a step are a loop over time steps.
 _LEAST_CELLS = 8
+
+
+def compiled_regions(result: GpuIdle, answers: Answers) -> tuple[str, str]:
+    """Return that launches are late between compiled regions, and advice; or empty texts."""
+    one, around = result.activity(causes.LAUNCH), answers.place(causes.LAUNCH)
+    names = f"{one.place} {one.called} {one.phase} {around.get('called')} {around.get('operator')}"
+    n = result.host.regions / max(result.by_device.steps.height, 1)
+    if n < _MANY_REGIONS or not answers.time.in_steps or not re.search(_OF_REGIONS, names):
+        return "", ""
+    where = f" in {one.line}" if one.line else ""
+    return f" between {n:,.0f} compiled regions per step{where}", _TEXTS["graph_breaks"]
+
+
+#: So many compiled regions in a step are more than a model, its loss and its optimizer.
+_MANY_REGIONS = 5
+_OF_REGIONS = (
+    rf"torch[/\\]_dynamo|{causes.LOOKS_UP[1:]}|{causes.REGION[1:]}|Compiled(?:Fx|Function)"
+)
 
 
 def _waiting_place(launches: Launches) -> tuple[str, float]:

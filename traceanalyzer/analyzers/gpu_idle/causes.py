@@ -181,6 +181,8 @@ MAKES_CODE = (TRACES, r"^(?:_compile\.compile_inner|backward\._backward_impl) \(
 
 #: A call of a graph that Inductor compiled: on a CPU its kernels run in it, not in operators.
 COMPILED_GRAPH = r"^## Call CompiledFxGraph"
+#: What is recorded for each call of a region that torch.compile compiled.
+LOOKS_UP, REGION = "^TorchDynamo Cache Lookup", "^Torch-Compiled Region"
 
 
 # --- texts ---------------------------------------------------------------------------------

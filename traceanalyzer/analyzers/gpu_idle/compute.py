@@ -23,7 +23,13 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
-from traceanalyzer.vocabulary import ALLOCATES, DEVICE_WORK, LOAD_MODULE, OTHER_CALLS
+from traceanalyzer.vocabulary import (
+    ALLOCATES,
+    ANNOTATION_KINDS,
+    DEVICE_WORK,
+    LOAD_MODULE,
+    OTHER_CALLS,
+)
 
 #: Columns of times: busy, then idle time by cause. They add up to end - start.
 TIMES = tuple(f"{part}_ns" for part in (BUSY, *CAUSES))
@@ -109,8 +115,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
     exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
     windows = [busy, *pieces, loader, copies, overlapped, exposed]
-    marked = excerpt.steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
-    measured = _measured(pl.concat([units, marked], how="diagonal"), windows)
+    measured = _measured(units, excerpt.steps, windows)
     parts, fills = linking.divided(gaps.filter(long), cuts, _UNIT), [files[on_cpu.columns], on_cpu]
     longest = longest_gaps.longest(excerpt, parts, caused, fills, options.library_names)
     return Part(
@@ -123,15 +128,22 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
             file_calls=host.file_calls(near, files, pl.concat(idle_of[n] for n in _UNEXPLAINED)),
             copies_pinned=host.copies_pinned(excerpt),
             waits=losing.waits(excerpt, waits, idle_of[causes.SYNCHRONISATION], options),
+            regions=_compiled_regions(excerpt),
         ),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
         lost=losing.lost([*pieces, exposed, *_copies(excerpt, little)]) if with_lost else None,
-        steps=measured.tail(marked.height).drop("device", "pid"),
+        steps=measured.tail(-units.height).drop("device", "pid"),
         gaps=longest,
         gap_count=gaps.select(long.sum()).item(),
         by_device=measure(excerpt.by_device, options) if excerpt.by_device else None,
     )
+
+
+def _compiled_regions(excerpt: Excerpt) -> int:
+    """Return the number of calls of regions that torch.compile compiled."""
+    names = (causes.LOOKS_UP, causes.REGION)  # of older and newer versions, or both
+    return max(excerpt.named(("cpu_op", *ANNOTATION_KINDS), [name]).height for name in names)
 
 
 def _profiling(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:
@@ -375,8 +387,12 @@ def _by_cause(caused: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _measured(rows: pl.DataFrame, windows: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Add :data:`MEASURES` to the rows."""
+def _measured(
+    units: pl.DataFrame, steps: pl.DataFrame, windows: Sequence[pl.DataFrame]
+) -> pl.DataFrame:
+    """Return the units, and below them the steps of each unit, with :data:`MEASURES`."""
+    marked = steps[["step", "start", "end"]].join(units[["unit"]], how="cross")
+    rows = pl.concat([units, marked], how="diagonal")
     times = intervals.overlaps(rows[["unit", "start", "end"]], windows, _UNIT)
     return rows.hstack([time.alias(name) for name, time in zip(MEASURES, times, strict=True)])
 

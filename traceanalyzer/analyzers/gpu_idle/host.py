@@ -175,6 +175,7 @@ class HostTime:
             longest call); the row without a name is the union of all calls.
         copies_pinned: no copy of a batch is named as one from pageable memory.
         waits: rows of :func:`~.gaps.waits`.
+        regions: calls of regions that torch.compile compiled.
     """
 
     loader: pl.DataFrame
@@ -182,6 +183,7 @@ class HostTime:
     file_calls: pl.DataFrame
     copies_pinned: bool
     waits: pl.DataFrame
+    regions: int
 
     @classmethod
     def joined(cls, several: Sequence[HostTime]) -> HostTime:
@@ -192,6 +194,7 @@ class HostTime:
             file_calls=_summed([one.file_calls for one in several], "idle_ns"),
             copies_pinned=all(one.copies_pinned for one in several),
             waits=pl.concat([one.waits for one in several]),
+            regions=sum(one.regions for one in several),
         )
 
     @cached_property
@@ -600,8 +603,6 @@ def loading(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
 
 def loader_slices(loading: pl.DataFrame) -> pl.DataFrame:
     """Return the slices of data loading by name: name, n, total_ns (of nested slices both)."""
-    if loading.is_empty():
-        return pl.DataFrame(schema={"name": pl.String, "n": pl.Int64, "total_ns": pl.Int64})
     rows = loading.with_columns(pl.col("name").cast(pl.String).str.replace(ADDRESS, ""))
     total = (pl.col("end") - pl.col("start")).sum()
     return rows.group_by("name").agg(n=pl.len().cast(pl.Int64), total_ns=total)
