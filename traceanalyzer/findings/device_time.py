@@ -38,6 +38,7 @@ from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.training import REPEATED as PURPOSE_REPEATED
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.result import memoized
 from traceanalyzer.units import format_frac, format_ns
 
 #: Columns that identify a device.
@@ -133,6 +134,7 @@ class DeviceTime(Basis):
         """Format a total time and its share: ``1.45 ms per step and GPU (12.1 % of step time)``."""
         return f"{self.text(total_ns, once=once)} ({format_frac(self.frac(total_ns))} of {self.of})"
 
+    @memoized
     def of_cause(self, cause: str) -> pl.DataFrame:
         """Return the losses of one cause."""
         return self.losses.filter(pl.col("cause") == cause)
@@ -509,9 +511,10 @@ def _claims(
     training: pl.DataFrame | None,
 ) -> Iterator[pl.DataFrame]:
     """Yield the communication of each cause in order."""
-    waits = _waits(_with_slow(lost, comm), comm, windows)
-    yield waits
-    yield _delayed(waits, comm, exposed)
+    if comm.arrivals["wait_ns"].sum():
+        waits = _waits(_with_slow(lost, comm), comm, windows)
+        yield waits
+        yield _delayed(waits, comm, exposed)
     if training is not None:
         yield _repeated(training)
     yield _slow(comm, "setup", causes.COMMUNICATOR)
@@ -838,6 +841,8 @@ def main_ranks(losses: pl.DataFrame, n_ranks: int) -> tuple[int, ...]:
     Each of several ranks, at most half of all, loses at least 3 times as much as any other one,
     without wait time.
     """
+    if losses["rank"].n_unique() < _SEVERAL:
+        return ()
     local = losses.filter(~pl.col("waited")).drop_nulls("rank")
     sums = local.group_by("rank").agg(pl.col("lost_ns").sum()).sort("lost_ns", "rank")[::-1]
     ns = np.append(sums["lost_ns"].to_numpy(), 0)[:n_ranks]

@@ -62,16 +62,18 @@ _COMPARE_INPUTS = "The other ranks run this code in less time: compare inputs, l
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
-    losses = _losses_of(cause, answers)
+    losses = _losses_of(answers, cause)
     if cause in causes.STOPPED:
-        both = pl.concat(_losses_of(one, answers) for one in causes.STOPPED)
         for apart, one_cause in launching.APART:
             inside, result = apart(result)
+            if inside.gaps.is_empty():
+                continue
             if cause == one_cause:
+                both = pl.concat(_losses_of(answers, one) for one in causes.STOPPED)
                 chosen = both.filter(launching.at_gaps(both, inside.gaps))
                 yield from _measured(cause, inside, chosen, answers)
             losses = losses.filter(~launching.at_gaps(losses, inside.gaps))
-    if cause == causes.HOST_CODE:
+    if cause == causes.HOST_CODE and not _is_little(cause, losses, answers):
         one, of_one, result = straggling.code_of_one_rank(result, losses)
         yield from _measured(cause, one, of_one, answers)
         losses = losses.join(of_one, on=[*DEVICE, "start"], how="anti", nulls_equal=True)
@@ -85,7 +87,7 @@ def _measured(
     cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
 ) -> Iterator[Measured]:
     time, total = answers.time, int(losses["lost_ns"].sum())
-    if not total:
+    if _is_little(cause, losses, answers):
         return
     if cause == causes.COMMUNICATOR and result.of_cause(cause).is_empty():
         yield _first_collective(losses, answers)
@@ -143,6 +145,12 @@ def _measured(
     )
 
 
+def _is_little(cause: str, losses: pl.DataFrame, answers: Answers) -> bool:
+    """Whether a loss is none, or below all thresholds of the rule: then nobody asks what it is."""
+    frac = answers.time.frac(int(losses["lost_ns"].sum()))
+    return not frac or frac < answers.least.get(IDLE_RULES[cause], 0.0)
+
+
 def _is_unsure(cause: str, result: GpuIdle, answers: Answers, *, by_chance: bool) -> bool:
     """Whether a cause has low confidence: it may be no problem, or another one."""
     unsure = result.coverage.work_lost
@@ -166,7 +174,8 @@ def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | No
     return again or None
 
 
-def _losses_of(cause: str, answers: Answers) -> pl.DataFrame:
+@memoized
+def _losses_of(answers: Answers, cause: str) -> pl.DataFrame:
     """Return the lost time of a cause, without that of loops, and with that of its copies."""
     losses = answers.time.of_cause(cause)
     loops = (answers.loops,) if cause in BETWEEN_LAUNCHES else ()

@@ -137,7 +137,8 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         examined: results of the analyzers, and the reasons for missing ones.
         rules: rules with their thresholds.
     """
-    answers = Answers(examined.results, one_job=not examined.jobs)
+    least = {rule.id: min(rule.levels.values(), default=0.0) for rule in rules}
+    answers = Answers(examined.results, one_job=not examined.jobs, least=least)
     little = _little_work(answers)
     lost = _lost_work(answers)
     skipped = {rule.id: _why_skipped(rule, examined, little) for rule in rules}

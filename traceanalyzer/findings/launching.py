@@ -68,7 +68,8 @@ def _apart(result: GpuIdle, chosen: pl.Expr, cause: str) -> tuple[GpuIdle, GpuId
     """Return a result with chosen late launches and host code as one cause, and without them."""
     gaps, chosen = result.gaps, chosen & pl.col("cause").cast(pl.String).is_in(causes.STOPPED)
     inside = gaps.filter(chosen).with_columns(cause=pl.lit(cause, gaps["cause"].dtype))
-    return replace(result, gaps=inside), replace(result, gaps=gaps.filter(~chosen))
+    others = result if inside.is_empty() else replace(result, gaps=gaps.filter(~chosen))
+    return replace(result, gaps=inside), others
 
 
 #: What is set apart from late launches and host code, and the cause that it then has.

@@ -70,10 +70,12 @@ class Answers:
     Attributes:
         results: results by the name of the analyzer; analyzers without a result are missing.
         one_job: whether all files can be from one job.
+        least: the lowest threshold of rules by id; below it, idle time is not described.
     """
 
     results: Mapping[str, Result]
     one_job: bool = True
+    least: Mapping[str, float] = field(default_factory=dict)
 
     @memoized
     def measured(self, rule: Rule) -> tuple[Measured, ...]:
