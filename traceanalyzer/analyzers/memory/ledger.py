@@ -148,6 +148,10 @@ def ledgers(trace: Trace) -> list[Ledger]:
         MissingData: no memory events were recorded.
         OptionError: the trace was joined from several files without ranks.
     """
+    return trace.once("ledgers", lambda: _ledgers(trace))
+
+
+def _ledgers(trace: Trace) -> list[Ledger]:
     result = []
     for history in histories(trace):
         segments, blocks = of_device(trace.segments, trace.blocks, history.device)

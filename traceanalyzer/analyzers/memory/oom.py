@@ -25,6 +25,7 @@ from traceanalyzer.analyzers.memory.rank_memory import (
     RankMemory,
     alive,
     known_table,
+    peak_position,
     rank_memory,
     summed,
     with_line,
@@ -106,7 +107,8 @@ def of_rank(
     free_bytes = dict(rank.trace.memory_totals.select("event", "free_bytes").drop_nulls().rows())
     errors = []
     # there may be no error, and nothing live
-    live = [alive(rank.ledgers[0], rank, 0).clear().with_columns(event=pl.lit(None, pl.Int64))]
+    first, event = rank.ledgers[0], pl.lit(None, pl.Int64).alias("event")
+    live = [alive(first, rank, peak_position(first, rank.window)).clear().with_columns(event)]
     for history in rank.ledgers:
         pairs = list(_errors(history, rank, free_bytes, capacity_bytes))
         grown = _steady_growth(rank, history.device) if pairs else 0
@@ -117,7 +119,6 @@ def of_rank(
         errors.append(rank.with_device(history, rows))
         live += [frame for _, frame in pairs]
     if at_peak and not sum(rows.height for rows in errors):
-        event = pl.lit(None, pl.Int64).alias("event")
         live += [alive(one, rank, int(one.live.argmax())).with_columns(event)
                  for one in rank.ledgers]  # fmt: skip
     devices = [rank.with_device(history, _use(history, errors)) for history in rank.ledgers]

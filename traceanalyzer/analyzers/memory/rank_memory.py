@@ -126,7 +126,8 @@ def rank_memory(trace: Trace, options: Options, step_name: str | None = None) ->
     lines, attributed = trace.once(
         ("rank_memory", tuple(options.library_name)), lambda: _attributed(trace, options)
     )
-    return RankMemory(trace, options, attributed, lines, _steps(trace, step_name))
+    steps = trace.once(("memory_steps", step_name), lambda: _steps(trace, step_name))
+    return RankMemory(trace, options, attributed, lines, steps)
 
 
 def _attributed(trace: Trace, options: Options) -> tuple[attribution.Lines, tuple[Ledger, ...]]:
@@ -198,6 +199,12 @@ def alive(history: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
         live_frac (of all live bytes), before_n (allocated before the history), stack (frames,
         outermost first, joined by ``;``).
     """
+    options = rank.options
+    key = ("alive", tuple(options.library_name), options.min_bytes, history.device, position)
+    return rank.trace.once(key, lambda: _alive(history, rank, position))
+
+
+def _alive(history: Ledger, rank: RankMemory, position: int) -> pl.DataFrame:
     rows = history.alive(position)
     total = int(rows["bytes"].sum())
     rows = rank.sized(rows)
