@@ -71,7 +71,7 @@ def uneven_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     whole = int(each["duration_ns"].sum())
     longer = _without_waits(each, answers)
     cost = round(longer["over"].sum())
-    if not cost or not whole:
+    if not cost or not whole or cost < whole * answers.least.get(uneven_steps.id, 0.0):
         return
     worst = longer.row(0, named=True)
     kernels = _kernels_in(answers, worst)

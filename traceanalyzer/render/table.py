@@ -12,7 +12,6 @@ from os.path import commonprefix
 from typing import TypeVar
 
 import polars as pl
-from tabulate import SEPARATING_LINE, tabulate
 
 from traceanalyzer.drawings import Content, Finding, Table
 from traceanalyzer.errors import OptionError
@@ -430,6 +429,8 @@ def _table(table: Table, top: int | None, width: int, *, color: bool) -> str:
 
 
 def _grid(columns: list[Column]) -> str:
+    from tabulate import SEPARATING_LINE, tabulate  # on use: most findings need no table
+
     # headings are rows: tabulate would pad the columns of headers by two
     lines = max(len(column.heading) for column in columns)
     text = tabulate(

@@ -539,8 +539,9 @@ def places(trace: Trace, patterns: Sequence[str] = ()) -> pl.DataFrame:
     launch = nesting.row_numbers(launch_rows(trace, work), "launch")
     kind, hidden = pl.col("work_kind").cast(pl.Categorical()), pl.lit(0)
     for of, runs_of_others in ((COMMUNICATION, running.by_kind[0]), (MEMORY, running.kernels)):
-        overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
-        hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
+        if (work["work_kind"] == of).any():
+            overlap = intervals.overlap_with(work, runs_of_others, DEVICE)["overlap"]
+            hidden = pl.when(kind == of).then(overlap).otherwise(hidden)
     exposed = pl.col("end") - pl.col("start") - hidden
     each = work.select("name", kind, ns=exposed).hstack([launch]).filter(pl.col("ns") > 0)
     named_work = each.filter(kind != MEMORY).drop_nulls("name")

@@ -242,7 +242,7 @@ def _fullest(history: ledger.Ledger, rank: rank_memory.RankMemory) -> dict[str, 
     """Return free bytes at the first out-of-memory error, else when reserved is at its peak."""
     names = ("event", "ns", "reserved_bytes", "free_bytes", "split_bytes")
     at, tables = rank_memory.fullest_position(history, rank.window), rank.of_device(history.device)
-    known = at is not None and (tables[0].height or history.rows["segment_change"].any())
+    known = at is not None and (tables[0].height or (history.rows["segment_change"] != 0).any())
     memory = regions.regions(history, *tables, at) if at is not None and known else None
     if at is None or memory is None or memory.segments.is_empty():
         return {f"fullest_{name}": None for name in names}

@@ -53,10 +53,11 @@ def shares(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
         profiler_most_frac: the largest share that is usual; 0 without operators.
     """
     is_operator = of_kinds(("cpu_op",)) & (pl.col("dur") >= 0)
-    operators = trace.events[["kind", "name", *_SLICE]].filter(is_operator)
+    is_empty = pl.col("name").is_in([*_EMPTY, *_EMPTY.values()])
     main = calls["thread"] == -1
-    measured_ns = _empty_ns(operators)
-    usual_ns = measured_ns or _of_launches_ns(calls) * bool(operators.height)
+    measured_ns = _empty_ns(trace.events[["kind", "name", *_SLICE]].filter(is_operator, is_empty))
+    known = trace.events.select(is_operator.any()).item()
+    usual_ns = measured_ns or _of_launches_ns(calls) * known
     units = np.ones(calls.height)  # the call itself
     if usual_ns and main.any():
         function, builtin = of_kinds(("python_function",)), named(trace.names, ("^<built-in",))
@@ -83,8 +84,7 @@ def _of_launches_ns(calls: pl.DataFrame) -> float:
 
 def _empty_ns(operators: pl.DataFrame) -> float:
     """Return the duration of an empty operator without what it calls; 0 if unknown."""
-    some = operators.filter(pl.col("name").is_in([*_EMPTY, *_EMPTY.values()]))
-    rows = some.cast({"name": pl.String}).sort("pid", "tid", "ts", -pl.col("dur"))
+    rows = operators.cast({"name": pl.String}).sort("pid", "tid", "ts", -pl.col("dur"))
     inner = rows.shift(-1).rename("{}_of".format)
     ends = pl.col("ts") + pl.col("dur") >= pl.col("ts_of") + pl.col("dur_of")
     same = pl.col("pid").eq_missing(pl.col("pid_of")) & pl.col("tid").eq_missing(pl.col("tid_of"))

@@ -348,8 +348,10 @@ def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[p
     loads = of_kinds(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
     loader = pl.concat([slices, others]).filter(loads)
     of_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
-    launched = calls.filter("launching") if "launching" in calls.columns else slices.clear()
-    others = pl.concat([calls[_SPAN], of_calls[_SPAN]])
+    launched, rest = slices.clear(), calls
+    if "launching" in calls.columns:
+        launched, rest = calls.filter("launching"), calls.filter(~pl.col("launching"))
+    others = pl.concat([rest[_SPAN], of_calls[_SPAN]])
     on_cpu = computing(slices, trace.names, launched)
     launch = launch_time(slices, trace.names, launched, others)
     launch = intervals.subtract(launch, on_cpu, ["thread"])
