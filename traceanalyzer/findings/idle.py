@@ -11,12 +11,7 @@ from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.analyzers.common import kernel_names
 from traceanalyzer.analyzers.common.names import called_in, frame_text
 from traceanalyzer.analyzers.common.step_marks import STEP
-from traceanalyzer.analyzers.common.waits import (
-    DATA,
-    ENGINE,
-    SLEEPS,
-    wait_of,
-)
+from traceanalyzer.analyzers.common.waits import DATA, ENGINE, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import TRUNCATED, GpuIdle, activity, files_accessed
 from traceanalyzer.analyzers.launches.result import Launches
@@ -73,7 +68,9 @@ def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
                 chosen = both.filter(launching.at_gaps(both, inside.gaps))
                 yield from _measured(cause, inside, chosen, answers)
             losses = losses.filter(~launching.at_gaps(losses, inside.gaps))
-    if cause == causes.HOST_CODE and not _is_little(cause, losses, answers):
+    if answers.is_little(IDLE_RULES[cause], losses):
+        return
+    if cause == causes.HOST_CODE:
         one, of_one, result = straggling.code_of_one_rank(result, losses)
         yield from _measured(cause, one, of_one, answers)
         losses = losses.join(of_one, on=[*DEVICE, "start"], how="anti", nulls_equal=True)
@@ -87,7 +84,7 @@ def _measured(
     cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
 ) -> Iterator[Measured]:
     time, total = answers.time, int(losses["lost_ns"].sum())
-    if _is_little(cause, losses, answers):
+    if answers.is_little(IDLE_RULES[cause], losses):
         return
     if cause == causes.COMMUNICATOR and result.of_cause(cause).is_empty():
         yield _first_collective(losses, answers)
@@ -143,12 +140,6 @@ def _measured(
         ranks=ranks if (slow and of_host) or (slower and not steps) else (),  # not pauses in a few
         explained=_explained(cause, result, answers, losses, slow),
     )
-
-
-def _is_little(cause: str, losses: pl.DataFrame, answers: Answers) -> bool:
-    """Whether a loss is none, or below all thresholds of the rule: then nobody asks what it is."""
-    frac = answers.time.frac(int(losses["lost_ns"].sum()))
-    return not frac or frac < answers.least.get(IDLE_RULES[cause], 0.0)
 
 
 def _is_unsure(cause: str, result: GpuIdle, answers: Answers, *, by_chance: bool) -> bool:

@@ -93,6 +93,11 @@ class Answers:
         training = None if kernels is None else kernels.training
         return device_time(self.of(GpuIdle), self.of(CommOutliers), training)
 
+    def is_little(self, id_: str, losses: pl.DataFrame) -> bool:
+        """Whether a loss is none, or below all thresholds of its rule: nobody asks what it is."""
+        frac = self.time.frac(int(losses["lost_ns"].sum()))
+        return not frac or frac < self.least.get(id_, 0.0)
+
     def place(self, work_kind: str) -> Mapping[str, Any]:
         """Return where the host launches exposed work of a kind, see :meth:`~.Kernels.place`."""
         kernels = self.of(Kernels)
