@@ -101,7 +101,9 @@ def combine(parts: Sequence[Part], _options: Options) -> result.CudaApi:
     every = columns.stacked([part.calls for part in parts], part=numbers).sort("dur_ns")
     waiting = _synchronising(parts)
     calls = _by_name(every, waiting)
-    by_part = _by_name(every, waiting, ["part"]).partition_by("part", include_key=False)
+    by_part = [calls]
+    if len(parts) > 1:
+        by_part = _by_name(every, waiting, ["part"]).partition_by("part", include_key=False)
     total_ns = int(calls["total_ns"].sum())
     moves = _summed(moved, ["call", "name", "finding"], _MOVED, "host_ns")
     allocations = _summed(allocated, ["call"], _ALLOCATED, "total_ns")

@@ -348,9 +348,8 @@ def _host_time(trace: Trace, calls: pl.DataFrame, steps: pl.DataFrame) -> list[p
     loads = of_kinds(causes.DATALOADER_KINDS) & named(trace.names, causes.DATALOADER)
     loader = pl.concat([slices, others]).filter(loads)
     of_calls = slices.filter(pl.col("kind").is_in(LAUNCH_KINDS))
-    launched, rest = slices.clear(), calls
-    if "launching" in calls.columns:
-        launched, rest = calls.filter("launching"), calls.filter(~pl.col("launching"))
+    launches = pl.col("launching") if "launching" in calls.columns else pl.lit(value=False)
+    launched, rest = calls.filter(launches), calls.filter(~launches)
     others = pl.concat([rest[_SPAN], of_calls[_SPAN]])
     on_cpu = computing(slices, trace.names, launched)
     launch = launch_time(slices, trace.names, launched, others)

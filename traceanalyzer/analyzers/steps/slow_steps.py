@@ -225,11 +225,12 @@ def between(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     length = int((windows["end"] - windows["start"]).sum())
     if not length:
         return pl.DataFrame(schema=_BETWEEN)
-    slices = trace.events[["kind", "name", "ts", "dur"]].filter(of_kinds(_KINDS), pl.col("dur") > 0)
-    number = linking.label_by_interval(slices[["ts"]], on_host)["interval"]
+    slices = linking.label_by_interval(trace.events[["kind", "name", "ts", "dur"]], on_host)
+    begun = pl.col("interval").is_not_null()  # first, as these are few
+    slices = slices.filter(begun & of_kinds(_KINDS) & (pl.col("dur") > 0))
     marks = matching(trace.names, [f"^{vocabulary.PROFILER_STEP}"])
     inside = slices.select("kind", "name", start="ts", end=pl.col("ts") + pl.col("dur")).filter(
-        pl.col("end") <= on_host["end"][number], ~pl.col("name").is_in(marks)
+        pl.col("end") <= on_host["end"][slices["interval"]], ~pl.col("name").is_in(marks)
     )
     inside = inside.with_columns(dur=intervals.overlap_with(inside, windows)["overlap"])
     inside = inside.filter(pl.col("dur") > 0)

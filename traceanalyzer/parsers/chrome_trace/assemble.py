@@ -364,14 +364,11 @@ class Assembler:
 
     def _input_texts(self, name: str) -> pl.Series:
         """Return the JSON texts of operators' inputs; pairs have none."""
-        codes = self.of.slices.whole(name)
-        known = codes != NO_TEXT
-        if self.of.in_files and known.any():
-            each = np.full(len(self.order), NO_TEXT, np.uint32)
-            each[self.input_rows] = codes
-            return texts_in_file(self.input_texts, each, NO_TEXT)
-        column = pl.Series([None], dtype=pl.String).new_from_index(0, len(self.order))
-        return column.scatter(self.input_rows[known], self.input_texts.gather(codes[known]))
+        codes = np.full(len(self.order), NO_TEXT, np.uint32)
+        codes[self.input_rows] = self.of.slices.whole(name)
+        if self.of.in_files and (codes != NO_TEXT).any():
+            return texts_in_file(self.input_texts, codes, NO_TEXT)
+        return self.input_texts.gather(nullable(codes, pl.UInt32, NO_TEXT))
 
     def _texts_of(self, complete: list[str | None], pairs: list[str | None]) -> pl.Series:
         texts = complete + (pairs or [None] * (len(self.order) - len(complete)))
