@@ -66,29 +66,47 @@ def innermost(points: pl.DataFrame, tree: pl.DataFrame, by: Sequence[str] = ()) 
         Row numbers of ``tree``, null if none is running. A slice that ends at a point is not
         running.
     """
-    number = np.zeros(points.height + tree.height, np.int32)
-    if by:
-        keys = pl.concat([points.select(by), tree.select(by)], how="vertical_relaxed")
-        number = numbered(keys.get_columns())[1]
-    at_group, group = np.split(number, [points.height])
-    start, end = intervals.bounds(tree)
-    order = np.argsort(intervals.narrow(group), kind="stable")
-    point_order = np.argsort(intervals.narrow(at_group), kind="stable")
-    edges = np.searchsorted(group[order], np.arange(number.max(initial=-1) + 2))
-    time = points["ts"].cast(pl.Int64).fill_null(np.iinfo(np.int64).min).to_numpy()
-    at = np.full(points.height, ROOT)
-    for low, high in nesting.blocks(at_group[point_order]):
-        of_group = point_order[low:high]
-        rows = order[slice(*edges[at_group[of_group[0]] :][:2])]
-        before = np.searchsorted(start[rows], time[of_group], side="right")
-        begun = before > 0
-        at[of_group[begun]] = rows[before[begun] - 1]
-    nesting.climb(at, time, end, parents(tree), _CLIMBS)
-    late = np.flatnonzero((at != ROOT) & (end[at] <= time)) if tree.height else at[:0]
-    if late.size:
-        slices = linking.enclosing(points[late], tree, by)["slice"]
-        at[late] = slices.cast(pl.Int64).fill_null(ROOT).to_numpy()
-    return nesting.row_numbers(at, "slice")
+    return Lookup(tree, by).innermost(points)
+
+
+class Lookup:
+    """The slices of a tree by group, for several searches; see :func:`innermost`."""
+
+    def __init__(self, tree: pl.DataFrame, by: Sequence[str] = ()) -> None:
+        self._tree, self._by = tree, list(by)
+        group = np.zeros(tree.height, np.int32)
+        self._first = group[:1]
+        if by:
+            self._first, group = numbered([tree[name] for name in by])
+        order = np.argsort(intervals.narrow(group), kind="stable")
+        self._edges = np.searchsorted(group[order], np.arange(self._first.size + 1))
+        start, self._end = intervals.bounds(tree)
+        self._order, self._start = order.astype(np.int32), start[order]
+        self._parent = parents(tree)
+
+    def innermost(self, points: pl.DataFrame) -> pl.Series:
+        """Return the row of the last slice to start of those that run at each point."""
+        number = np.zeros(self._first.size + points.height, np.int32)
+        if self._by:
+            keys = [self._tree[:, self._by][self._first], points[:, self._by]]
+            number = numbered(pl.concat(keys, how="vertical_relaxed").get_columns())[1]
+        groups, at_group = np.split(number, [self._first.size])
+        order = np.argsort(intervals.narrow(at_group), kind="stable")
+        time = points["ts"].cast(pl.Int64).fill_null(np.iinfo(np.int64).min).to_numpy()
+        at = np.full(points.height, ROOT)
+        for low, high in nesting.blocks(at_group[order]):
+            of_group = order[low:high]
+            for group in np.flatnonzero(groups == at_group[of_group[0]]):  # one, or none
+                first, last = self._edges[group : group + 2]
+                before = np.searchsorted(self._start[first:last], time[of_group], side="right")
+                begun = before > 0
+                at[of_group[begun]] = self._order[first + before[begun] - 1]
+        nesting.climb(at, time, self._end, self._parent, _CLIMBS)
+        late = np.flatnonzero((at != ROOT) & (self._end[at] <= time)) if self._end.size else at[:0]
+        if late.size:
+            slices = linking.enclosing(points[late], self._tree, self._by)["slice"]
+            at[late] = slices.cast(pl.Int64).fill_null(ROOT).to_numpy()
+        return nesting.row_numbers(at, "slice")
 
 
 def nearest(tree: pl.DataFrame, wanted: Bools) -> Rows:

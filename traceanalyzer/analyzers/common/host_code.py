@@ -18,6 +18,9 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES,
 
 THREAD = ["pid", "tid"]
 
+#: More slices than this are a large part of the memory.
+_MANY = 1 << 20
+
 #: Ranges recorded as operators by PyTorch until 2021, such as ``Optimizer.step#SGD.step``.
 _MARKED = "#"
 
@@ -78,7 +81,13 @@ class Places:
 
     def operator_rows(self, at: pl.DataFrame) -> pl.Series:
         """Return the row of the innermost operator."""
-        return slice_tree.innermost(at, self.tree, THREAD)
+        if self.tree.height > _MANY:  # of so many the arrays are not kept
+            return slice_tree.innermost(at, self.tree, THREAD)
+        return self._lookup.innermost(at)
+
+    @cached_property
+    def _lookup(self) -> slice_tree.Lookup:
+        return slice_tree.Lookup(self.tree, THREAD)
 
     @cached_property
     def tree(self) -> pl.DataFrame:
