@@ -94,7 +94,7 @@ class Answers:
         return device_time(self.of(GpuIdle), self.of(CommOutliers), training)
 
     def is_little(self, id_: str, losses: pl.DataFrame) -> bool:
-        """Whether a loss is none, or below all thresholds of its rule: nobody asks what it is."""
+        """Whether a loss is empty, or below all thresholds of its rule: nobody asks what it is."""
         frac = self.time.frac(int(losses["lost_ns"].sum()))
         return not frac or frac < self.least.get(id_, 0.0)
 
