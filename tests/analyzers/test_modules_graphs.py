@@ -448,3 +448,64 @@ def test_a_kernel_of_two_modules_is_not_guessed(tmp_path: Path) -> None:
     result = ta.modules(write(tmp_path / "rank0.json", twice))
     assert (result.replayed_ns, result.matched_ns) == (5_000, 0)
     assert device_ns(result)[None] == 5
+
+
+#: Kernels of one of several equal layers: name and module in the layer, us.
+LAYER = (("norm", "norm", 2), ("gemm", "attention", 8), ("gemm", "mlp", 15), ("silu", "mlp", 1))
+
+
+def layers(n: int) -> list[tuple[str, str | None, int]]:
+    of_layers = [(name, f"layers_{at}/{part}", us) for at in range(n) for name, part, us in LAYER]
+    return [("embedding", "embedding", 3), *of_layers, ("head", "head", 20)]
+
+
+def launched(kernels: Sequence[tuple[str, str | None, int]], at: int, corr: int) -> list[Event]:
+    """A step without replay: each kernel in the frames of its modules."""
+    events, start = [], at + 10 * len(kernels)
+    for number, (name, path, dur) in enumerate(kernels):
+        begin, key = at + 10 * number, corr + number
+        frames = path.split("/") if path else []
+        events += [module(one, 1, begin + i, begin + 9 - i) for i, one in enumerate(frames)]
+        call = slice_("cuda_runtime", "cudaLaunchKernel", 1, begin + 4, begin + 5, correlation=key)
+        events += [op(f"aten::{name}", 1, begin + 3, begin + 6), call, work(name, start, dur, key)]
+        start += dur + 1
+    return events
+
+
+def of_graph(kernels: Sequence[tuple[str, str | None, int]], at: int, corr: int) -> list[Event]:
+    call = slice_("cuda_runtime", "cudaGraphLaunch", 1, at, at + 4, correlation=corr)
+    events, start = [op("replay", 1, at - 1, at + 5), call], at + 100
+    for node, (name, _, dur) in enumerate(kernels):
+        events.append(work(name, start, dur, corr, **{"graph node id": node, "graph id": 1}))
+        start += dur + 1
+    return events
+
+
+def of_modules(kernels: Sequence[tuple[str, str | None, int]], times: int) -> dict[str | None, int]:
+    sums: dict[str | None, int] = {}
+    for _, path, us in kernels:
+        sums[path] = sums.get(path, 0) + times * us
+    return sums
+
+
+@pytest.mark.parametrize("n_layers", [1, 2, 9])
+def test_equal_layers_have_the_modules_of_the_whole_graph_in_order(
+    n_layers: int, tmp_path: Path
+) -> None:
+    """Two warm-up steps, of which one kernel a layer is another one than in the graph."""
+    kernels = layers(n_layers)
+    warm_up = [("other" if one[0] == "silu" else one[0], *one[1:]) for one in kernels]
+    both = [("before", None, 4), *warm_up, ("loss", None, 4)] * 2
+    eager_path = write(tmp_path / "eager.json", launched(both, 0, 1))
+    graph_path = write(tmp_path / "graph.json", of_graph([*kernels, ("adam", None, 6)], 0, 1))
+    per_module = of_modules(kernels, 3)
+    for at in range(n_layers):  # silu is unknown: of the graph, not of the warm-up
+        per_module[f"layers_{at}/mlp"] -= 1
+    outside = {None: 16 + n_layers + 6}
+    assert device_ns(ta.modules([eager_path, graph_path])) == per_module | outside
+
+
+def test_a_graph_of_one_of_several_equal_layers_is_not_guessed(tmp_path: Path) -> None:
+    eager_path = write(tmp_path / "eager.json", launched(layers(3), 0, 1))
+    graph_path = write(tmp_path / "graph.json", of_graph(layers(1)[1:-1], 0, 1))
+    assert device_ns(ta.modules([eager_path, graph_path])) == of_modules(layers(3), 1) | {None: 26}

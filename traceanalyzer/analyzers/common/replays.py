@@ -2,9 +2,11 @@
 
 All kernels of a graph replay share one launch call. The operator of a kernel is taken from a step
 without replay, in which the same kernel ran between the same kernels, or from the capture, in which
-each launch call became one kernel of the graph.
+each launch call became one kernel of the graph. Kernels of equal layers have the same neighbors:
+their operators follow from the order of the whole graph and of a whole step.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +20,7 @@ from traceanalyzer.units import format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 _Hashes = npt.NDArray[np.uint64]
+_Rows = npt.NDArray[np.integer]
 
 GRAPH_LAUNCH = "GraphLaunch"
 _CAPTURE_BEGINS, _CAPTURE_ENDS = r"StreamBeginCapture", r"StreamEndCapture"
@@ -29,8 +32,16 @@ _RADII = (4, 1, 0)
 #: Number of launches of a graph or capture, and the position in it: used if no name is known.
 _PLACE = "place"
 
-#: Columns that identify a kernel, in the order in which they are tried.
-CONTEXTS = (*(f"names_{radius}" for radius in _RADII), _PLACE)
+#: Columns that identify a kernel, in the order in which they are tried; then its sequence (kernels
+#: of the same stream, of the same graph launch if replayed) and its position in it.
+_NAMES = tuple(f"names_{radius}" for radius in _RADII)
+_LONE = _NAMES[-1]
+_ORDER = ("sequence", "position")
+CONTEXTS = (*_NAMES, _PLACE, *_ORDER)
+
+#: Longer sequences are compared up to here; less than this share in common is another program.
+_MOST_KERNELS = 4_000
+_LEAST_COMMON = 0.5
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -60,13 +71,17 @@ def contexts(trace: Trace, work: pl.DataFrame, launch: nesting.Rows) -> pl.DataF
     lane = work.select("device", "stream", graph=pl.Series(graph)).hash_rows().to_numpy()
     names = work["name"].cast(pl.String).hash().to_numpy()
     order = np.argsort(lane, kind="stable")  # work is in order of start
-    hashes = {name: np.empty_like(names) for name in CONTEXTS[:-1]}
+    hashes = {name: np.empty_like(names) for name in _NAMES}
     for radius, column in zip(_RADII, hashes.values(), strict=True):
         column[order] = _around(names[order], lane[order], radius)
     position = pl.int_range(pl.len()).over("graph")
     places = pl.DataFrame({"graph": graph}).select(_place(pl.len().over("graph"), position))
     place = places.select(pl.when(pl.Series(replayed)).then(_PLACE))
-    return pl.DataFrame({"replayed": replayed, **hashes}).hstack(place)
+    rows = pl.DataFrame({"replayed": replayed, **hashes}).hstack(place)
+    each = rows.with_columns(lane=pl.Series(lane))
+    each = each.with_columns(position=pl.int_range(pl.len()).over("lane"))
+    content = pl.struct(_LONE, "position").hash().sum().over("lane")
+    return each.with_columns(sequence=content).select("replayed", *CONTEXTS)
 
 
 def _around(names: _Hashes, lane: _Hashes, radius: int) -> _Hashes:
@@ -104,15 +119,22 @@ def captured(trace: Trace) -> pl.DataFrame:
 
 
 def known(rows: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
-    """Return the operator of each context: context (hash) and keys; distinct rows.
+    """Return the operator of each context and of each kernel of a sequence; distinct rows.
 
     Args:
         rows: known :data:`CONTEXTS`, and the keys of the operator.
         keys: the columns that identify an operator.
+
+    Returns:
+        context (hash), keys, sequence and position (null for a context).
     """
-    contexts = [name for name in CONTEXTS if name in rows.columns]
+    contexts = [name for name in (*_NAMES, _PLACE) if name in rows.columns]
     each = [rows.select(pl.col(name).alias("context"), *keys).unique() for name in contexts]
-    return pl.concat(each).drop_nulls("context").unique()
+    if _ORDER[0] in rows.columns:
+        first = rows.filter(pl.col("position") < _MOST_KERNELS)
+        each.append(first.select(pl.col(_LONE).alias("context"), *keys, *_ORDER))
+    empty = pl.DataFrame(schema={"sequence": pl.UInt64, "position": pl.Int64})
+    return pl.concat([*each, empty], how="diagonal").drop_nulls("context").unique()
 
 
 def resolved(
@@ -120,7 +142,8 @@ def resolved(
 ) -> pl.DataFrame:
     """Return the operators of replayed kernels: one row per row of ``replays`` with an operator.
 
-    The longest known context decides; a context of several operators is ignored.
+    The longest known context decides; a context of several operators is ignored. Without any, the
+    order of the kernels decides (:func:`_in_order`).
 
     Args:
         replays: :data:`CONTEXTS` and any other columns.
@@ -130,14 +153,68 @@ def resolved(
     Returns:
         ``replays`` without contexts, and the keys.
     """
-    single = pl.concat(known).unique().filter(pl.len().over("context") == 1)
+    every = pl.concat(known).unique()
+    of_context = every.filter(pl.col("sequence").is_null()).drop(_ORDER)
+    single = of_context.filter(pl.len().over("context") == 1)
     left, matches = replays, []
-    for name in CONTEXTS:
+    for name in (*_NAMES, _PLACE):
         joined = left.join(single, left_on=name, right_on="context", how="left")
         has_operator = joined[keys[0]].is_not_null()
         matches.append(joined.filter(has_operator).drop(CONTEXTS))
         left = joined.filter(~has_operator).drop(keys)
+    lanes = every.drop_nulls("sequence").sort("position").partition_by("sequence")
+    open_graphs = replays.join(left, on="sequence", how="semi")
+    compared = open_graphs.filter(pl.col("position") < _MOST_KERNELS).unique(_ORDER).sort(_ORDER)
+    for graph in compared.partition_by("sequence") if lanes else ():
+        joined = left.join(_in_order(graph, lanes, keys), on=_ORDER)
+        matches.append(joined.drop(CONTEXTS))
     return pl.concat(matches)
+
+
+def _in_order(
+    graph: pl.DataFrame, lanes: Sequence[pl.DataFrame], keys: Sequence[str]
+) -> pl.DataFrame:
+    """Return the operators of a graph's kernels by their order: sequence, position and keys.
+
+    The kernels are paired with the sequence that has most in common with them. A kernel has no
+    operator if others could take its place, or if it could be of another operator.
+    """
+    names = Counter(graph[_LONE])
+    common = [(names & Counter(lane["context"])).total() for lane in lanes]
+    lane = lanes[common.index(max(common))]
+    if max(common) < _LEAST_COMMON * graph.height:
+        return graph.select(_ORDER).hstack(lane.clear(graph.height).select(keys))[:0]
+    at, to, rank = _pairs(graph[_LONE].to_numpy(), lane["context"].to_numpy())
+    pairs = graph.select(_ORDER)[at].hstack(lane.select(keys)[to]).with_columns(rank=rank)
+    return pairs.unique().filter(pl.len().over("rank") == 1).drop("rank")
+
+
+def _pairs(names: _Hashes, others: _Hashes) -> tuple[_Rows, _Rows, _Rows]:
+    """Return the pairs of the longest common subsequences: both positions, and the pair's number.
+
+    Of the longest, those that skip fewest others; if there are several, the pairs of all.
+    """
+    before = _scores(names, others)
+    after = _scores(names[::-1], others[::-1])[::-1, ::-1]
+    gain = others.size + 1
+    whole = np.where(before > 0, before + after - gain, 0)
+    at, to = np.nonzero(whole == max(1, whole.max()))
+    return at, to, -(-before[at, to] // gain)
+
+
+def _scores(names: _Hashes, others: _Hashes) -> npt.NDArray[np.int32]:
+    """Return the score of the best common subsequence that ends with each pair; 0 if unequal.
+
+    A pair counts as the number of others plus 1, and each skipped other as -1.
+    """
+    skipped = np.arange(others.size + 1, dtype=np.int32)
+    best = np.zeros(others.size + 1, np.int32)
+    scores = np.zeros((names.size, others.size), np.int32)
+    for row, name in enumerate(names):
+        scores[row] = np.where(others == name, np.maximum(best[:-1], 0) + others.size + 1, 0)
+        best[1:] = np.maximum(best[1:], scores[row])
+        best = np.maximum.accumulate(best + skipped) - skipped
+    return scores
 
 
 def note(

@@ -222,16 +222,23 @@ def _verdict(result: Modules) -> str:
     share = format_frac(inside / whole) if whole else "0 %"
     first = f"Modules take {share} of {what} ({format_ns(inside)} of {format_ns(whole)})"
     most = rows.sort(f"self_{of}_ns", descending=True, maintain_order=True).row(0, named=True)
-    longest = ""
-    if inside:
-        time = most[f"self_{of}_ns"]
+    time = most[f"self_{of}_ns"] or 0
+    of_graphs = result.replayed_ns - result.named_ns - result.matched_ns if of == "device" else 0
+    longest = shared = ""
+    if of_graphs > time:
         longest = (
-            f"{most['module']} has the highest self {of} time: {format_ns(time)} "
-            f"({format_frac(time / whole)})."
+            f"{format_ns(of_graphs)} ({format_frac(of_graphs / whole)}) is of graphs and not "
+            "divided by module: the module with the highest time is unknown."
+        )
+    elif inside:
+        others = rows.filter(pl.col(f"self_{of}_ns") == time).height - 1
+        with_others = f" and {format_count(others, 'other module')} have" if others else " has"
+        longest = (
+            f"{most['module']}{with_others} the highest self {of} time: {format_ns(time)}"
+            f"{' each' * bool(others)} ({format_frac(time / whole)})."
         )
     classes = _classes(result.modules).row(0, named=True)
-    shared = ""
-    if inside and classes["modules"] > 1:
+    if inside and classes["modules"] > 1 and of_graphs <= time:
         time = classes[f"self_{of}_ns"]
         shared = (
             f"Of all classes, {classes['class']} ({classes['modules']:,} modules) has the highest: "
@@ -252,7 +259,7 @@ def _notes(result: Modules) -> Iterator[str]:
             f"{rest} of {result.nodes:,} without a recorded forward operator (gradient "
             f"accumulation, or recorded without sequence numbers): {OUTSIDE} unless recomputed."
         )
-    if not result.nodes:
+    if not result.nodes and not result.modules["backward_device_ns"].sum():
         yield "No backward pass was recorded."
     if result.modules["recomputed_calls"].sum() or result.modules["recomputed_host_ns"].sum():
         yield "Recomputation is the forward pass of modules or layers within the backward pass."
@@ -281,9 +288,9 @@ def _graph_notes(result: Modules) -> Iterator[str]:
     if rest := whole - matched - named:
         yield (
             f"{format_ns(rest)} of device work was launched by CUDA or HIP graphs, and counts for "
-            "the module that launches the graph. To divide it, add a trace of a step without "
-            "replay or of the capture, or mark kernels with torch.cuda.graph_annotations "
-            "(PyTorch 2.14)."
+            "the module that launches the graph: no step without replay and no capture among the "
+            "inputs shows which module its kernels are of. Add a trace of one of the same program, "
+            "or mark kernels with torch.cuda.graph_annotations (PyTorch 2.14)."
         )
 
 

@@ -334,7 +334,7 @@ def _launchers(work: pl.DataFrame, captured: pl.DataFrame, keys: pl.DataFrame) -
     known = pl.concat([replays.known(one.drop_nulls("row"), ["row"]) for one in rows])
     operators = keys["kind"].is_in(("cpu_op", call_tree.FRAMES))
     names = keys.with_columns(pl.when(operators).then("name").alias("name"))
-    return known.select("context").hstack(names[known["row"]])
+    return known.drop("row").hstack(names[known["row"]])
 
 
 # --- all ranks -----------------------------------------------------------------------------
