@@ -62,6 +62,9 @@ SELDOM = (
     )),
 )  # fmt: skip
 ALL = [*OFTEN, *(pytest.param(name, marks=pytest.mark.matrix) for name in SELDOM)]
+#: The tests of a recording follow each other, so that one process computes its results.
+of_recordings = pytest.mark.parametrize("name", ALL, scope="module")
+SETUP = "chrome/kineto/a100_alexnet_cuda_sync.json.gz"
 
 #: Recordings that are diagnosed again with the number of a finding in ``make test``.
 FEW_KERNELS = ("ddp_gloo_4ranks", "upgrade/after.json.gz")
@@ -114,7 +117,7 @@ def findings(diagnosis: Diagnosis) -> Iterator[Finding]:
         yield from (root, *root.effects)
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_steps_that_count_and_their_times(name: str) -> None:
     found = results(name)
     idle, steps = found.get("gpu_idle"), found.get("steps")
@@ -136,7 +139,7 @@ def test_steps_that_count_and_their_times(name: str) -> None:
         assert frame["ns"].mean() == pytest.approx(expected["ns"].mean(), rel=1e-6), command
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_parts_of_the_time(name: str) -> None:
     """The bar of diagnose, gpu-idle, overlap and launches: busy, idle, exposed communication."""
     diagnosis, idle = pair(name, "gpu_idle", GpuIdle)
@@ -167,7 +170,7 @@ def test_parts_of_the_time(name: str) -> None:
         assert exposed - some <= bar <= exposed + of_peer + some
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_launch_overhead_and_idle_causes(name: str) -> None:
     """The findings of a cause cost what gpu-idle counts, besides waits for them on other ranks."""
     diagnosis, idle = pair(name, "gpu_idle", GpuIdle)
@@ -197,7 +200,7 @@ def test_launch_overhead_and_idle_causes(name: str) -> None:
         assert waiting <= most / basis.whole_ns + UNNAMED
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_the_longest_gap_has_the_cause_of_its_finding(name: str) -> None:
     diagnosis, idle = pair(name, "gpu_idle", GpuIdle)
     # a wait for another rank belongs to what delayed that rank
@@ -221,7 +224,7 @@ def _time_in(intervals: pl.DataFrame, gap: dict[str, Any]) -> int:
     return int(intervals.filter(*same).select((end - start).sum()).item())
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_the_straggler_is_one_rank(name: str) -> None:
     diagnosis, comm = pair(name, "comm_outliers", CommOutliers)
     named = [one.rank for one in findings(diagnosis) if one.id == "straggler"]
@@ -236,7 +239,7 @@ OF_CLASSES = {name: change for name, change in CLASSES.items() if name in IDLE_R
 WHOLE = ("data-loading", "memory-management", "graph-building", "module-loading", "api-calls")
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_what_if_gains_as_much_as_the_finding(name: str) -> None:
     """The class of time has the finding's gain at least: it includes time outside of its gaps."""
     diagnosis, replayed = pair(name, "what_if", WhatIf)
@@ -246,7 +249,7 @@ def test_what_if_gains_as_much_as_the_finding(name: str) -> None:
             assert gains[OF_CLASSES[one.id]] >= (one.gain_frac or 0) - 0.03, one.title
 
 
-@pytest.mark.parametrize("name", ALL)
+@of_recordings
 def test_what_if_repeats_each_gain_of_a_finding(name: str, thorough: bool) -> None:
     """The rows of the standard table, and ``--finding`` with the number of one."""
     diagnosis, replayed = pair(name, "what_if", WhatIf)
@@ -279,7 +282,7 @@ def test_two_stragglers_cost_as_much_in_both_commands(tmp_path: Path) -> None:
         assert 0.1 < share == pytest.approx(one.cost_frac, rel=0.01)
 
 
-@pytest.mark.parametrize("name", [*ALL, "chrome/kineto/a100_alexnet_cuda_sync.json.gz"])
+@pytest.mark.parametrize("name", [*ALL, SETUP], scope="module")
 def test_setup_is_no_cost_of_each_step_in_both_commands(name: str) -> None:
     """Only the largest cause has advice in gpu-idle."""
     diagnosis, idle = pair(name, "gpu_idle", GpuIdle)

@@ -195,6 +195,7 @@ def test_equal_stages_wait_for_the_schedule(stages: int, batches: int) -> None:
 
 
 @pytest.mark.sample(3)
+@pytest.mark.sample(3, "form")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("norm", [False, True])
 def test_forms_of_sends_and_receives(form: str, norm: bool) -> None:

@@ -51,6 +51,7 @@ def diagnosis(name: str) -> Any:
     return ta.diagnose(path(name))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     ["base", "optimizer", "clip-items", "pageable", "checkpoint", "empty-cache", *NO_STACKS],
@@ -83,6 +84,7 @@ FIXES = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "fixed", "finding", "off"), FIXES, ids=[one[0] for one in FIXES])
 def test_gains_are_those_of_the_fix(name: str, fixed: str, finding: str, off: float) -> None:
     first = diagnosis(name).findings[0]
