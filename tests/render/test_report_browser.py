@@ -26,7 +26,7 @@ def browser(chromium_window: Any) -> Any:
     return cleared(chromium_window)
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=[WIDTHS[1], pytest.param(WIDTHS[0], marks=pytest.mark.matrix)])
 def window(request: pytest.FixtureRequest, browser: Any, page: str, tmp_path: Any) -> Any:
     resize(browser, request.param, 900)
     prefer(browser, "light")
