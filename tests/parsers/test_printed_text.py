@@ -6,6 +6,7 @@ import re
 import runpy
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from wording import raises_wording
 import traceanalyzer as ta
 from traceanalyzer import InputError, schema
 from traceanalyzer.parsers import registry
-from traceanalyzer.parsers.printed_text import lines
+from traceanalyzer.parsers.printed_text import lines, training_log
 from traceanalyzer.parsers.printed_text.lines import line
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.vocabulary import PRINTED_TEXT
@@ -286,6 +287,30 @@ def test_timers_of_deepspeed(name: str, shared: Path) -> None:
     assert table.select("name", "value", "line").rows() == expected
     assert table["rank"].unique().to_list() == [0]
     assert len(expected) > 100
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[Rank 0] time (ms) | forward: 20.50 | backward: 40.25 | optimizer: 3.00",
+        "time (ms) | batch_input: 20.50 | pipe_send_output: 40.25",
+        " iteration 26/ 50 | elapsed time per iteration (ms): 381.2 | (TFLOP/s/GPU): 8.5 | lm: 1 |",
+    ],
+)
+def test_a_log_that_ends_in_a_line(text: str) -> None:
+    """Wherever the last line is cut, no number differs from that of the whole line."""
+    whole = {(one["name"], one["metric"], one["value"]) for one in timers_of(line(1, text))}
+    assert whole
+    for at in range(len(text)):
+        cut = timers_of(replace(line(1, text[:at]), complete=False))
+        assert {(one["name"], one["metric"], one["value"]) for one in cut} <= whole
+
+
+def timers_of(one: lines.Line) -> list[dict[str, Any]]:
+    """The rows of a line of timers."""
+    rows = lines.Rows()
+    training_log.Reader(rows).feed(one)
+    return rows.table().to_dicts()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
 )  # fmt: skip
 
 _TIMERS = re.compile(
-    r"\btime \(ms\) \| (.*)$"
+    r"\btime \(ms\) \| (.+)$"
     r"|\| (elapsed time per iteration \(ms\): [\d.]{1,20})(?:/[\d.]{1,20})? \|"  # now/mean
 )
 _ITERATION = re.compile(r"\biteration +(\d{1,15})/")
@@ -22,7 +22,7 @@ _OF_PIPELINE = re.compile(
     r"^steps: (?P<iteration>\d{1,15}) loss: \S{1,40} (?P<name>iter time \(s\)): "
     r"(?P<time>[\d.]{1,20}) samples/sec: (?P<samples_per_s>[\d.]{1,20})"
 )
-_RATE = re.compile(r"\(TFLOP/s/GPU\): ([\d.]{1,20})")
+_RATE = re.compile(r"\(TFLOP/s/GPU\): ([\d.]{1,20})[ /]")
 _TIMER = re.compile(r"([^\s:|][^:|]{0,80}): (-?\d+(?:\.\d+)?)\s*$")
 _TITAN = re.compile(
     r"\bstep: {1,9}(?P<step>\d{1,15}) .{1,160}?\bmemory: {1,9}(?P<memory>[\d.]{1,15})GiB\(.{1,9}?\)"
@@ -135,11 +135,11 @@ class Reader:
             return False
         items = (match[1] or match[2]).split(" | ")
         if not line.complete:
-            items = items[:-1]
+            items = items[: None if match[2] else -1]
             self.rows.note("data_loss", "truncated-line", line)
         matches = [_TIMER.match(item) for item in items]
         # Megatron-LM prints the timers of an iteration in the line after it
-        self._are_sums |= items[0].startswith(("batch_input:", "pipe_"))
+        self._are_sums |= (match[1] or "").startswith(("batch_input:", "pipe_"))
         apart = self._are_sums or line.text.startswith("time (ms)")
         series = "of other steps" if apart and not match[2] else TIMERS
         place = (None if match[2] else self._iteration) or self._place(series)
