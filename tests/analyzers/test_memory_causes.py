@@ -589,3 +589,12 @@ def test_many_blocks_of_unknown_use_may_be_kept(more: dict[str, Any], kept: int)
 )
 def test_memory_below_that_of_gpus_is_not_usual(gib: int, usual: bool) -> None:
     assert oom_causes._is_usual(gib << 30) == usual
+
+
+def test_too_many_steps_skip_one_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = training(8).write(tmp_path / "x.pickle")
+    monkeypatch.setattr("traceanalyzer.analyzers.memory.growth._MOST_STEPS", 7)
+    with pytest.raises(MissingData, match="too many steps"):
+        ta.memory_growth(path)
+    skipped = ta.diagnose(path).rules.filter(pl.col("why").str.contains("too many steps"))
+    assert skipped.height

@@ -160,3 +160,15 @@ def test_operators_of_the_backward_pass_are_no_calls(tmp_path):
 def test_empty_hierarchies_are_none(name, shared):
     with pytest.raises(ta.MissingData):
         ta.modules(shared / f"data/chrome/kineto/{name}.json.gz")
+
+
+def test_a_slice_without_a_name_is_no_module(tmp_path):
+    nameless = {key: value for key, value in operator("", 5, 3).items() if key != "name"}
+    result = calls(
+        tmp_path,
+        operator("forward", 0, 100, TOP),
+        operator("aten::gelu", 40, 10, f"{TOP}a(Linear)::forward."),
+        nameless,
+        nameless | {"ts": 200},
+    )
+    assert result["Net/a(Linear)"] == [1, 10_000]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import traceanalyzer as ta
+from traceanalyzer.errors import MissingData
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "itwinai"
 RUNS = FIXTURE / "csv" / "scalability-metrics"
@@ -152,3 +153,16 @@ def test_metrics_given_with_traces_are_named_once() -> None:
     assert "averages_16.csv and 14 more files" in note
     with pytest.raises(ta.MissingData, match="and 14 more files"):
         ta.scaling([power / "run2", RUNS])
+
+
+def test_runs_of_unknown_size_are_left_out(tmp_path: Path) -> None:
+    folder = shutil.copytree(FIXTURE / "mlflow", tmp_path / "mlflow")
+    sizes = sorted(folder.rglob("global_world_size"))
+    result: Any = ta.scaling([*VIRGO, folder])
+    for n, path in enumerate(sizes, 1):
+        path.unlink()
+        rest: Any = ta.scaling([*VIRGO, folder])
+        assert rest.runs.height == result.runs.height - n
+        assert rest.unit == "GPUs"
+    with pytest.raises(MissingData, match="not recorded"):
+        ta.scaling(folder)

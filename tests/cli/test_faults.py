@@ -447,3 +447,11 @@ def test_report_checks_inputs_before_the_output(run_cli: Any, tmp_path: Path) ->
     assert "missing.json" in done.stderr
     assert "exists" not in done.stderr
     assert (tmp_path / "report.html").read_text() == "here"
+
+
+@pytest.mark.parametrize("wrong", [{"MPLBACKEND": "nonsense"}, {"POLARS_MAX_THREADS": "0"}])
+def test_wrong_settings_of_libraries_do_not_matter(tmp_path: Path, wrong: dict[str, str]) -> None:
+    out = tmp_path / "kernels.svg"
+    code, _, error = finish(start("kernels", TRACE, "-o", out, env=environment(**wrong)))
+    assert (code, error) == (0, "")
+    assert out.stat().st_size

@@ -208,3 +208,15 @@ def slice_(cat: str, name: str, at: int, length: int, args: dict[str, int]) -> d
         "ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": at, "dur": length,
         "args": args,
     }  # fmt: skip
+
+
+def test_a_reading_that_no_counter_has_is_counted(tmp_path: Path) -> None:
+    swap = {"name": "memory/swap", "ph": "C", "pid": 0, "tid": 1000, "cat": ""}
+    readings = [
+        swap | {"ts": START_US + at, "args": {"used_gb": value}}
+        for at, value in ((1, 2.0), (2, 1e22), (3, -1e300))
+    ]
+    trace = ta.read(write(tmp_path / "rank0.json", [*composer_events(0), *readings]))
+    assert trace.counters["value"].to_list() == [1024]
+    counts = dict(trace.issues.select("code", "count").iter_rows())
+    assert counts["bad-counter"] == 2

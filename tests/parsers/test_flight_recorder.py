@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import pickle
 import random
 import runpy
@@ -527,3 +528,13 @@ def test_damaged_dumps_of_py_spy(tmp_path: Path, change: Callable[[bytes], bytes
 def test_collapsed_stacks_are_not_dumps() -> None:
     for path in sorted((FIXTURES / "py_spy").glob("*")):
         assert not py_spy_dump.sniff(path.read_bytes()[:4096], path.name)
+
+
+def test_nan_is_no_truncation(tmp_path: Path) -> None:
+    whole = FOLDER / "malformed" / "wrong_values_rank_5.json"
+    text = json.dumps({"entries": [{"collective_seq_id": 1, "timeout_ms": math.nan}] * 2})
+    path = tmp_path / whole.name
+    path.write_text(text.replace("}]", ', "profiling_name": "nccl:all_reduce"}]'))
+    trace = ta.read(path)
+    assert trace.collective_records.height == 2
+    assert "truncated" not in trace.issues["code"]

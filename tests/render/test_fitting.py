@@ -102,3 +102,9 @@ def test_columns_of_the_answer_are_not_hidden_in_80_columns(
     rule = next(at for at, line in enumerate(lines) if at > begin and line.startswith("---"))
     cells = zip(*(line.ljust(80).split("|") for line in lines[begin + 1 : rule]), strict=True)
     assert headings <= {" ".join(" ".join(column).split()) for column in cells}
+
+
+def test_only_the_ends_of_a_very_long_name_are_looked_at():
+    names = ["ab" * 50_000, "left" + "x" * 50_000 + "right"]
+    assert shorten_all(names, 24) == shorten_all([f"{n[:1000]}...{n[-1000:]}" for n in names], 24)
+    assert all(len(name) <= 24 for name in shorten_all(names, 24))

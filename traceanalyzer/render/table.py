@@ -33,6 +33,8 @@ _FURTHER = 20  # names after the first one may be so short if that one is then c
 _HEADING = 8  # narrower headings need too many lines
 _SEPARATOR = 3  # " | "
 _ELLIPSIS = "..."
+#: Of longer names only the ends are looked at.
+_LONGEST = 2_000
 #: The space between a number and its unit.
 _WITH_UNIT = re.compile(r"(?<=\d) ((?:%|[num]?s|[KMGT]?i?B|GB/s)(?!\w))")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -149,6 +151,7 @@ def shorten_all(texts: Sequence[str], width: int) -> list[str]:
         texts: all texts of the column.
         width: at least 10.
     """
+    texts = [_within_limit(text) for text in texts]
     long = {text for text in texts if len(text) > width}
     if not long:
         return list(texts)
@@ -157,6 +160,12 @@ def shorten_all(texts: Sequence[str], width: int) -> list[str]:
         brief = {text: text for text in brief}
     short = _without_common(list(dict.fromkeys(brief.values())), width)
     return [short[brief[text]] for text in texts]
+
+
+def _within_limit(text: str) -> str:
+    """Return the text, of a very long one both ends: the next steps look at each character."""
+    half = _LONGEST // 2
+    return text if len(text) <= _LONGEST else f"{text[:half]}{_ELLIPSIS}{text[-half:]}"
 
 
 def _brief(text: str) -> str:

@@ -17,7 +17,7 @@ from traceanalyzer.analyzers.memory import GrowthOptions, attribution, ledger, r
 from traceanalyzer.analyzers.memory.oom_causes import ADVICE
 from traceanalyzer.analyzers.memory.rank_memory import known_table, with_line
 from traceanalyzer.drawings import Chart
-from traceanalyzer.errors import MissingData, OptionError
+from traceanalyzer.errors import MissingData
 from traceanalyzer.frames.intervals import Ints
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
@@ -77,7 +77,7 @@ def of_rank(rank: rank_memory.RankMemory, step_every: str | None = None) -> Memo
         if ends.is_empty():
             continue
         if ends.height > _MOST_STEPS:
-            raise OptionError(
+            raise MissingData(
                 f"{rank.path}: too many steps ({ends.height:,}, the limit is {_MOST_STEPS:,}). "
                 "Use longer steps, or select a time window with --since and --until."
             )

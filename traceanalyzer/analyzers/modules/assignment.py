@@ -285,7 +285,7 @@ def _calls(operators: pl.DataFrame) -> Iterator[_Call]:
         if start >= until:
             yield from running
             running.clear()
-            until, in_node, top = end, bool(_NODE.match(name)), ""
+            until, in_node, top = end, bool(_NODE.match(name or "")), ""
         if in_node or text is None:
             continue
         levels = _levels(text)

@@ -811,7 +811,7 @@ def _ranges(
     trace: Trace, calls: pl.DataFrame, work: pl.DataFrame, call: Ints
 ) -> tuple[pl.Series, pl.DataFrame, pl.Series]:
     """Return the names of annotations, and the innermost one of each call and row of work."""
-    spans = slices(trace, *ANNOTATION_KINDS).with_columns(pl.col("name").cast(pl.String))
+    spans = slices(trace, *ANNOTATION_KINDS).drop_nulls("name").cast({"name": pl.String})
     names = spans["name"].unique().sort()
     since = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
     times = [calls.select("pid", "tid", ts=pl.col("start") - ns) for ns in (0, since // 2)]

@@ -73,6 +73,9 @@ def combine(rows: pl.DataFrame, options: Options) -> EpochScaling:
     path = rows["path"][0]
     if epochs.is_empty():
         raise MissingData(f"{path}: no epoch times; pass the folder of the run (epoch-time/*.csv)")
+    epochs = epochs.filter(pl.any_horizontal(pl.col("nodes", "gpus").is_not_null()))
+    if epochs.is_empty():
+        raise MissingData(f"{path}: on how many GPUs or nodes the runs were is not recorded")
     epochs, unit = _counted(epochs, samples)
     runs = _runs(epochs, samples)
     sizes = _sizes(runs, averages, weak=options.weak)

@@ -439,7 +439,9 @@ class Assembler:
 
         frame, changed = producers.undo_composer_units(frame)
         self.of.issues.lose("composer-units", changed)
-        return frame.cast({"name": schema.NAME, "series": schema.NAME}).sort(
+        possible = frame.filter(pl.col("value").abs() < 1 << 63)
+        self.of.issues.lose("bad-counter", frame.height - possible.height)
+        return possible.cast({"name": schema.NAME, "series": schema.NAME}).sort(
             "ts", maintain_order=True
         )
 

@@ -153,7 +153,11 @@ def _read_json(source: Source, blocks: Iterator[bytes]) -> Content:
     try:
         root = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        return _complete_entries(source, data.decode(errors="replace"), error)
+        text = data.decode(errors="replace")
+        try:
+            root = json.loads(text, parse_constant=lambda _: None)  # NaN and Infinity
+        except (ValueError, RecursionError):
+            return _complete_entries(source, text, error)
     if not isinstance(root, dict):
         raise MalformedInput(source.path, f"JSON of {_kind(root)}, not a dump", hint=_HINT)
     return Content(root, None)
