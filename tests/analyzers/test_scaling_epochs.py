@@ -157,12 +157,9 @@ def test_metrics_given_with_traces_are_named_once() -> None:
 
 def test_runs_of_unknown_size_are_left_out(tmp_path: Path) -> None:
     folder = shutil.copytree(FIXTURE / "mlflow", tmp_path / "mlflow")
-    sizes = sorted(folder.rglob("global_world_size"))
-    result: Any = ta.scaling([*VIRGO, folder])
-    for n, path in enumerate(sizes, 1):
+    for path in folder.rglob("global_world_size"):
         path.unlink()
-        rest: Any = ta.scaling([*VIRGO, folder])
-        assert rest.runs.height == result.runs.height - n
-        assert rest.unit == "GPUs"
+    rest: Any = ta.scaling([*VIRGO, folder])
+    assert (rest.unit, rest.runs.height) == ("GPUs", len(VIRGO))
     with pytest.raises(MissingData, match="not recorded"):
         ta.scaling(folder)
