@@ -16,7 +16,8 @@ import traceanalyzer as ta
 @pytest.fixture
 def events() -> list[dict[str, Any]]:
     path = ROOT / "fixtures/nccl_8ranks/rank0.json.gz"
-    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    rows: list[dict[str, Any]] = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    return rows
 
 
 @pytest.mark.parametrize("category", ["user_annotation", "cpu_op", "kernel", "cuda_runtime"])
