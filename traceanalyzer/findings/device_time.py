@@ -187,7 +187,8 @@ class DeviceTime(Basis):
         for at least a tenth of an equal part of it.
         """
         process, lost = ["path", "rank"], self.losses
-        if lost.is_empty() or lost["collective"].null_count() < lost.height:
+        together = lost.is_empty() or lost["collective"].null_count() < lost.height
+        if together or self.windows.n_unique(DEVICE) < 2:
             return False
         changes = pl.concat(
             lost.select(*process, at=side, idle=pl.lit(by))

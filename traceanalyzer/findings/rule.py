@@ -346,6 +346,8 @@ def of_purpose(kernels: Kernels | None, purpose: str, time: DeviceTime) -> pl.Da
     if rows is None:
         rows = pl.DataFrame(schema=TRAINING | {"path": pl.String, "rank": pl.Int32})
     rows = rows.filter(purpose=purpose)
+    if rows.is_empty():
+        return rows.hstack([pl.Series("ns", dtype=pl.Int64)])
     return intervals.overlap_with(rows, time.windows, DEVICE).rename({"overlap": "ns"})
 
 

@@ -412,11 +412,12 @@ def unexplained(calls: pl.DataFrame) -> Bools:
 def _left(rows: pl.DataFrame, ends: str, times: Floats, mine: pl.DataFrame) -> Floats:
     """Return the share of times with these ends that is not in lost time."""
     by = [name for name in ("program", "device") if name in rows.columns]
-    some = np.flatnonzero(times.round() > 0)
+    share, some = np.ones(times.size), np.flatnonzero(times.round() > 0)
+    if not some.size:
+        return share
     spans = rows[[*by, ends]][some].rename({ends: "end"})
     start = pl.Series("start", spans["end"].to_numpy() - times[some].round().astype(np.int64))
     within = intervals.overlap_with(spans.hstack([start]), mine, by)["overlap"].to_numpy()
-    share = np.ones(times.size)
     share[some] -= within / np.maximum(times[some], 1)
     return share
 

@@ -91,6 +91,8 @@ _TIMES = (*_BY_CALL, "latency", "lag", "rest", "duration", "transfer")
 
 def joined(weights: Sequence[Weights]) -> Weights:
     """Return the times of all ranks in one."""
+    if len(weights) == 1:
+        return weights[0]
     columns: dict[str, Any] = {
         name: np.concatenate([getattr(one, name) for one in weights]) for name in _TIMES
     }
