@@ -311,6 +311,7 @@ class Finding:
         gain_ns: by how much a step (or the run, without steps) is shorter without the cause; None
             if it is not known.
         gain_frac: the same as a share of the step (or run).
+        gain_of: the whole of which that is a share; empty: ``of``.
         gain_basis: ``replay`` if the gain is from a replay of the run; ``bound`` if only
             ``cost_ns`` is known, the gain is at most that; empty without a cost in time.
         gain_change: what is removed in that replay; ``what-if --finding ID`` (or its number) does
@@ -340,6 +341,7 @@ class Finding:
     per: str = ""
     gain_ns: int | None = None
     gain_frac: float | None = None
+    gain_of: str = ""
     gain_basis: GainBasis = ""
     gain_change: str = ""
     effects: tuple[Finding, ...] = ()

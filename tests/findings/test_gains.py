@@ -466,12 +466,13 @@ def test_slow_transfers_of_a_program_that_waits_for_launches_gain_nothing() -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "share_time"), [("chrome/kineto_ddp_cpu/ddp4", True), ("attribution/b12.json", False)]
+    ("path", "share_time"),
+    [("chrome/kineto/nccl_a100_rank0of2.json.gz", True), ("attribution/b12.json", False)],
 )
 def test_gains_that_share_time_are_more_than_all_together(
     path: str, share_time: bool, shared: Path
 ) -> None:
-    """Host code of all ranks, and rank 3, whose host code is a part of its delay."""
+    """Several pauses of the host at the same time."""
     notes = ta.diagnose(shared / "data" / path).input_notes
     (note,) = (text for text in notes if text.startswith("All gains together"))
     assert ("less than their sum" in note) == share_time

@@ -408,14 +408,16 @@ class _Walk:
     def _start_of_call(self, rank: int, call: int) -> _Step:
         times, weights = self.times[rank], self.weights[rank]
         start, before = times.calls[call], self.before[rank][call]
-        name = self._before_name(rank, call)
+        names = self._before_names(rank, call)
+        last = names[-1][0]
         if before < 0 or np.isnan(times.done[before]):
-            return [Part(rank, CODE, name, start, start)], None
+            return [Part(rank, CODE, last, start, start)], None
         parts, until = [], start
         whole = start - times.done[before]
         host = weights.code[call], weights.launch[call], weights.loader[call]
         scale = whole / sum(host) if sum(host) else 0.0
-        for kind, time in zip((CODE, LAUNCHES, LOADING), host, strict=True):
+        spent = [(CODE, name, host[0] * share) for name, share in names[::-1]]
+        for kind, name, time in [*spent, (LAUNCHES, last, host[1]), (LOADING, last, host[2])]:
             if time:
                 parts.append(Part(rank, kind, name, until - time * scale, until))
                 until -= time * scale
@@ -423,10 +425,12 @@ class _Walk:
             parts[-1] = parts[-1]._replace(start=times.done[before])
         return parts, ("end of call", rank, before)
 
-    def _before_name(self, rank: int, call: int) -> str:
-        """Return the code or annotation in which the time before a call is, or the call."""
-        name = self.code[rank][call] or self._annotation("start of call", rank, call)
-        return f"before {self._call_name(rank, call)}" if name is None else name
+    def _before_names(self, rank: int, call: int) -> list[tuple[str, float]]:
+        """Return the code or annotation in which the time before a call is, or the call; shares."""
+        name = self._annotation("start of call", rank, call)
+        name = f"before {self._call_name(rank, call)}" if name is None else name
+        parts = self.code[rank][call] or [{"name": name, "frac": 1.0}]
+        return [(part["name"] or name, part["frac"]) for part in parts]
 
     def _annotation(self, what: str, rank: int, row: int) -> str | None:
         number = (self.ranges if what.endswith("call") else self.around)[rank][row]

@@ -136,7 +136,6 @@ def with_gains(
     time = replace(time, windows=_of_process(time.windows, replay))
     if not _is_complete(replay, time):
         return Gains(bounds, why="not all ranks can be replayed")
-    step_ns = time.whole_ns / time.windows.height * replay.unprofiled_frac
     counted = _counted(replay, time, replay.job.step_names[1:])
     kept, off_path, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
@@ -155,10 +154,7 @@ def with_gains(
         if is_off and one.id == EXPOSED_ID and most >= _LEAST_OF_PAIR:
             one, inside, both = _paired(one, inside, replay, counted, answers)
             is_off, frac = not both, min(both * factor, most) or frac
-        known = replace(
-            one, gain_ns=round(frac * step_ns), gain_frac=frac, gain_basis="replay",
-            gain_change=_change(one),
-        )  # fmt: skip
+        known = _with_gain(one, frac, replay, time)
         if is_off:
             off_path.append((known, inside, factor, most))
             continue
@@ -176,8 +172,8 @@ def with_gains(
         largest = max(one.gain_frac or 0.0 for one in kept if one.gain_basis == "replay")
         together = max(_share(removed, replay, counted) + more - beyond, largest)
     return Gains(
-        tuple(_below_sure(kept)), tuple(left), together * step_ns, together, replay.error_frac,
-        sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
+        tuple(_below_sure(kept)), tuple(left), together * _step_ns(replay, time), together,
+        replay.error_frac, sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
     )  # fmt: skip
 
 
@@ -209,14 +205,31 @@ def _behind_loader(
         if severity is None or frac < NO_GAIN:
             left.append(known)
             continue
-        gain_ns = round(frac * time.whole_ns / time.windows.height * replay.unprofiled_frac)
         severity = "warning" if severity == "critical" else severity
-        evidence = (AFTER_LOADER, *known.evidence)
-        kept.append(
-            replace(known, severity=severity, gain_ns=gain_ns, gain_frac=frac, evidence=evidence)
-        )
+        known = replace(known, severity=severity, evidence=(AFTER_LOADER, *known.evidence))
+        kept.append(_with_gain(known, frac, replay, time))
         removed.append(inside)
     return left
+
+
+def _with_gain(one: Finding, frac: float, replay: Replay, time: DeviceTime) -> Finding:
+    """Return a finding whose cause a replay removes, with its gain."""
+    return replace(
+        one, gain_ns=round(frac * _step_ns(replay, time)), gain_frac=frac, gain_basis="replay",
+        gain_change=_change(one),
+        gain_of=f"{time.of} without the profiler" * (replay.unprofiled_frac < 1),
+    )  # fmt: skip
+
+
+def _step_ns(replay: Replay, time: DeviceTime) -> float:
+    """Return the time that a gain is a share of: of a step (or the run) without the profiler."""
+    if _is_by_step(replay, time) and (ns := replay.step_ns({*time.windows["step"]})):
+        return ns
+    return time.whole_ns / time.windows.height * replay.unprofiled_frac
+
+
+def _is_by_step(replay: Replay, time: DeviceTime) -> bool:
+    return time.in_steps and not replay.job.sampled
 
 
 #: Causes that hide each other gain together at least this share of the time. Copies hide transfers
@@ -403,13 +416,20 @@ def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> f
     Ranks change in all steps, intervals of other findings are in counted steps only.
     """
     weights = _weights(findings, replay)
-    if any(map(_is_of_ranks, findings)):
+    timed = pl.concat(
+        [_NO_TIME, *(one.intervals for one in findings if one.intervals is not None)],
+        how="vertical_relaxed",
+    )
+    usual = _is_by_step(replay, time) and replay.is_in_steps(timed)
+    if usual or any(map(_is_of_ranks, findings)):
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
     length = (pl.col("end") - pl.col("start")).sum()
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
     ends = dict(time.windows.group_by(OWNER).agg(pl.col("end").max()).iter_rows())
     lost = _lost(findings, _IN_INTERVALS)
     whole_ns = max(counted) * replay.unprofiled_frac
+    if _is_by_step(replay, time):
+        whole_ns = _step_ns(replay, time) * time.windows["step"].n_unique()
     return min(replay.gain_ns(weights, ends, lost) / whole_ns, 1.0)
 
 

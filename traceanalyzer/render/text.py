@@ -161,7 +161,8 @@ def gain(finding: Finding) -> str:
     if finding.gain_basis != "replay" or not finding.gain_ns:
         return ""
     per = " per step" if finding.per.startswith("step") else ""
-    return f"{format_ns(finding.gain_ns)}{per} ({format_frac(finding.gain_frac)})"
+    share = format_frac(finding.gain_frac) + f" of {finding.gain_of}" * bool(finding.gain_of)
+    return f"{format_ns(finding.gain_ns)}{per} ({share})"
 
 
 def spaced(column: str) -> str:

@@ -373,8 +373,9 @@ def ranks(
     ones wait; ``imposed_ns`` the wait time of which it is the root (``roots``, of
     :func:`~.chains.roots`), also if a rank that it had delayed arrived last; ``times_first`` counts
     every rank that arrived first, also together with others. ``straggler_steps`` are the steps of
-    which it cost at least 10 %; of a rank with such steps, ``straggler_frac`` is the share of their
-    step time that the other ranks lose by waiting for it, on average. Both are without warm-up.
+    which it cost at least 10 %; of a rank with such steps, ``straggler_frac`` is the share of step
+    time that the other ranks lose by waiting for it, in the mean of all ranks. Both are without
+    warm-up.
     ``busy_ns``, ``compute_ns`` (busy without communication alone; that of the host keeps no device
     busy), ``idle_ns`` and ``overlap_frac`` (communication overlapped by compute) are of its device,
     over ``span_ns``.
@@ -485,12 +486,12 @@ def _costs(steps: pl.DataFrame) -> pl.DataFrame:
 
 def _waits_for(rows: pl.DataFrame, roots: pl.DataFrame, marks: pl.DataFrame) -> pl.DataFrame:
     """Return rank and ``straggler_frac``, see :func:`ranks`, of rows and marks of some steps."""
-    lengths = marks.group_by("rank").agg(ns=(pl.col("end") - pl.col("start")).sum())
+    whole = int(marks.select((pl.col("end") - pl.col("start")).sum()).item())
     of_roots = roots.drop_nulls("root_rank").unique("instance", keep="first", maintain_order=True)
     met = rows.join(of_roots, on="instance", maintain_order="left")
     waits = _lost(met, ["step", "rank", "root_rank"]).filter(pl.col("rank") != pl.col("root_rank"))
-    sums = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum()).join(lengths, on="rank")
-    return sums.select("rank", straggler_frac=ratio("lost_ns", lengths["ns"].sum() - pl.col("ns")))
+    sums = waits.group_by(rank="root_rank").agg(pl.col("lost_ns").sum())
+    return sums.select("rank", straggler_frac=ratio("lost_ns", pl.lit(whole)))
 
 
 def _repeated_stragglers(steps: pl.DataFrame) -> list[int]:

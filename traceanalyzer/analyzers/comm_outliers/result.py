@@ -591,8 +591,8 @@ def _cost(result: CommOutliers, rank: int) -> str:
     alone = " without compute" * (result.instances["device"].null_count() < result.instances.height)
     alone += ", the bubble of the schedule included" * (result.pipeline is not None)
     return (
-        f"The other ranks wait {format_frac(row['straggler_frac'])} of their step time for it"
-        f"{alone}, mainly in {row['straggler_steps']} of {steps.height} steps."
+        f"The other ranks wait {format_frac(row['straggler_frac'])} of step time for it"
+        f"{alone} (mean of all ranks), mainly in {row['straggler_steps']} of {steps.height} steps."
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.names import is_step, mapped, named, python_frame
+from traceanalyzer.analyzers.common.names import frame_text, is_step, mapped, named, python_frame
 from traceanalyzer.frames import intervals, linking, nesting, slice_tree
 from traceanalyzer.trace import Trace
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, NUMBERED_STEP
@@ -127,6 +127,43 @@ def python_frames(
     lined = rows.filter(~named(rows, [_NO_LINE]))
     first = _innermost(at, lined.filter(in_own_code(lined["name"], is_own_code)))
     return pl.select(pl.coalesce(first, _innermost(at, lined))).to_series()
+
+
+#: A span with less code than this share has other calls, whose frames are not those of the code.
+_NEARLY_ALL = 0.9
+
+
+def running(trace: Trace, spans: pl.DataFrame, least_ns: int) -> pl.DataFrame:
+    """Return which Python frames, else operators, run in spans of threads, in order.
+
+    If much of a span is other time, it is what runs in the middle.
+
+    Args:
+        trace: the trace.
+        spans: pid, tid, start, end, ``code_ns`` (how much of it is code); those of a thread do not
+            overlap.
+        least_ns: frames and operators that take less are left out.
+
+    Returns:
+        span (row of ``spans``), name, ns.
+    """
+    length, span = pl.col("end") - pl.col("start"), pl.int_range(pl.len(), dtype=pl.UInt32)
+    of_code = spans["code_ns"] >= _NEARLY_ALL * (spans["end"] - spans["start"])
+    functions = slices(trace, "python_function", "cpu_op").filter(length >= least_ns)
+    edges = pl.concat(functions.select(*THREAD, ts=side) for side in ("start", "end"))
+    inside = linking.label_by_interval(edges, spans, THREAD).rename({"interval": "span"})
+    first = pl.col("start") + pl.when(of_code).then(0).otherwise(length // 2)
+    points = pl.concat([
+        spans.select(*THREAD, ts=first, span=span),
+        inside.filter(pl.col("span").is_in(of_code.arg_true().implode())),
+    ]).unique().sort("span", "ts")  # fmt: skip
+    frames = python_frames(trace, points, least_ns=least_ns).cast(pl.String)
+    operators = places_of(trace).operator(points).cast(pl.String)
+    name = mapped(pl.select(pl.coalesce(frames, operators)).to_series(), frame_text)
+    end = spans["end"].gather(points["span"])
+    until = pl.col("ts").shift(-1).over("span").fill_null(end)
+    rows = points.select("span", name=name, ns=until - pl.col("ts"))
+    return rows.filter(pl.col("ns") > 0)
 
 
 #: Stacks of the program that a kernel was compiled of, or captured from, in its arguments.

@@ -46,7 +46,7 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
     if not before or not after:
         raise OptionError("diff_runs needs at least one run of each version")
     pairs = [*((after[0], run) for run in before), *((run, before[0]) for run in after)]
-    every = _by_one_measure(pairs, options)
+    every = _by_one_measure(pairs, options, len(before))
     of_before, of_after = every[: len(before)], every[len(before) :]
     impossible = next((one for one in every if one.measure is None), None)
     if impossible is not None:
@@ -76,19 +76,23 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
 
 
 def _by_one_measure(
-    pairs: Sequence[tuple[Parts, Parts]], options: Options, *, or_each: bool = False
+    pairs: Sequence[tuple[Parts, Parts]], options: Options, n_before: int = 0
 ) -> list[Diff]:
     """Compare each run (after) with another (before): all by the mean step if any is by it.
 
-    With ``or_each`` each is compared by its own measure if a change is lost otherwise.
+    Of runs of two versions, most of each version, as slow steps of one run are chance. Runs in
+    order are compared each by its own measure if a change is lost otherwise.
     """
     each = [compute.combine(run, options, base) for run, base in pairs]
-    if not any(one.measure and one.measure.name == "mean" for one in each):
+    by_mean = np.array([one.measure is not None and one.measure.name == "mean" for one in each])
+    if not by_mean.any():
         return each
+    if n_before and min(by_mean[:n_before].mean(), by_mean[n_before:].mean()) <= 0.5:
+        return [compute.combine(run, options, base, by_mean=False) for run, base in pairs]
     means = [compute.combine(run, options, base, by_mean=True) for run, base in pairs]
     both = [(one.outcome, mean.outcome) for one, mean in zip(each, means, strict=True)]
     lost = any(one != mean == "no change" for one, mean in both)
-    return each if or_each and lost else means
+    return each if lost and not n_before else means
 
 
 def _with_noise(measure: Measure, values: tuple[list[float], list[float]]) -> Measure:
@@ -206,7 +210,7 @@ def in_order(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
     if len(every) < 2:
         raise OptionError("diff_series needs at least two runs")
     pairs = [(after, every[0]) for after in every[1:]]
-    each = _by_one_measure(pairs, options, or_each=True)
+    each = _by_one_measure(pairs, options)
     rows: list[tuple[object, ...]] = []
     roles: list[pl.DataFrame] = []
     for number, one in enumerate(each, 2):

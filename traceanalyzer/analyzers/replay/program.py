@@ -18,9 +18,9 @@ from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT_NAME
 from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
 from traceanalyzer.analyzers.common.device_work import launched_work
-from traceanalyzer.analyzers.common.host_code import places_of, python_frames, slices
+from traceanalyzer.analyzers.common.host_code import THREAD, places_of, running, slices
 from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
-from traceanalyzer.analyzers.common.names import distinct, frame_text, mapped, matching, named
+from traceanalyzer.analyzers.common.names import distinct, mapped, matching, named
 from traceanalyzer.analyzers.common.replays import captures
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.host import computing, launch_time, slices_of
@@ -111,8 +111,9 @@ class Program(clocks.Origin):
             devices), ``pause`` (after it the thread waits, without a recorded call), those of
             :data:`OF_CALLS`, which do not wait, or null; step
             (number); group, a collective on the host; range, the innermost annotation, and
-            range_before, of the time before the call; code, the name of the host code in that
-            time, if only a step is around it; operator, the number of the innermost one.
+            range_before, of the time before the call; code, the name and share of each part of
+            the host code in that time, if only a step is around it; operator, the number of the
+            innermost one.
         work: device work in order of launch: call (row of calls, null if not recorded), device,
             stream, start, end, name, work_kind, step; after, the row of work that it follows on its
             stream (-1: none); latency_ns after the launch call, lag_ns after the work that it waits
@@ -125,7 +126,7 @@ class Program(clocks.Origin):
         missing: number of rows of work without a launch call.
         unread_events: the events that streams wait for are in arguments that were not read.
         apart: the steps were not recorded one after another.
-        hint: how to record which events streams wait for, or empty.
+        hint: how to record (or to read) which events streams wait for, or empty.
     """
 
     world_size: int | None
@@ -157,6 +158,7 @@ class Program(clocks.Origin):
         return bool((self.calls["kind"] == RUN).any())
 
 
+_READ = 'read the file with columns=["args"]'
 #: The data that a program is built from.
 NEEDS = Needs(
     {*DEVICE_WORK, *HOST_KINDS, "cuda_sync"} - {"osrt", "overhead"}, step_marks.MARK_NAMES
@@ -213,6 +215,7 @@ def measure(
     calls, paused = _pauses(calls, work, call)
     ranges, of_call, of_work = _ranges(trace, calls, work, call)
     has_events = "cuda_sync" in trace.kinds
+    unread = has_events and "args" not in trace.events.columns
     return Program(
         **clocks.origin(trace.meta),
         world_size=trace.meta.world_size,
@@ -225,9 +228,9 @@ def measure(
         ranges=tuple(ranges.to_list()),
         recorded_steps=steps.height,
         missing=int((call < 0).sum()),
-        unread_events=has_events and "args" not in trace.events.columns,
+        unread_events=unread,
         apart=_apart(steps["step"].to_list()),
-        hint="" if has_events else record_hint(trace.meta, "cuda_sync"),
+        hint=_READ * unread if has_events else record_hint(trace.meta, "cuda_sync"),
     )
 
 
@@ -600,11 +603,9 @@ def _nearest_records(trace: Trace, calls: pl.DataFrame, lanes: _Lanes) -> list[t
         calls["name"].is_in(matching(trace.names, [pattern])).to_list()
         for pattern in (EVENT_RECORD, STREAM_WAIT)
     )
-    last_of_call = np.full(calls.height + 1, -1, np.int64)
-    first_of_call = np.full(calls.height + 1, -1, np.int64)
-    for row in range(lanes.call.size - 1, -1, -1):
-        first_of_call[lanes.call[row]] = row
-    last_of_call[lanes.call] = np.arange(lanes.call.size)
+    last_of_call, first_of_call = (np.full(calls.height + 1, -1, np.int64) for _ in range(2))
+    rows = np.arange(lanes.call.size)
+    last_of_call[lanes.call], first_of_call[lanes.call[::-1]] = rows, rows[::-1]
     after = np.full(calls.height, -1, np.int64)
     following = -1
     for number in range(calls.height - 1, -1, -1):
@@ -814,11 +815,9 @@ def _ranges(
     spans = slices(trace, *ANNOTATION_KINDS).drop_nulls("name").cast({"name": pl.String})
     names = spans["name"].unique().sort()
     since = pl.sum_horizontal("loader_ns", "launch_ns", "code_ns")
-    times = [calls.select("pid", "tid", ts=pl.col("start") - ns) for ns in (0, since // 2)]
-    of_call, before = (
-        spans["name"][linking.enclosing(at, spans, ["pid", "tid"])["slice"]] for at in times
-    )
-    code = _code(trace, times[1], calls["code_ns"], before)
+    times = [calls.select(*THREAD, ts=pl.col("start") - ns) for ns in (0, since // 2)]
+    of_call, before = (spans["name"][linking.enclosing(at, spans, THREAD)["slice"]] for at in times)
+    code = _code(trace, calls, calls.select(pl.col("start") - since).to_series(), before)
     of_call, before = (
         one.replace_strict(
             names, pl.int_range(names.len(), eager=True), default=None, return_dtype=pl.Int32
@@ -833,11 +832,14 @@ def _ranges(
     return names, of_calls.with_columns(code), of_work.alias("range")
 
 
-def _code(trace: Trace, at: pl.DataFrame, code_ns: pl.Series, before: pl.Series) -> pl.Series:
-    """Return the Python frame, else the operator, in much time before a call only in a step."""
+def _code(trace: Trace, calls: pl.DataFrame, since: pl.Series, before: pl.Series) -> pl.Series:
+    """Return the name and share of each part of much code before a call, if only in a step."""
     steps = before.str.contains(NUMBERED_STEP).fill_null(value=True)
-    rows = (steps & (code_ns >= _CODE_NS)).arg_true()
-    frames = python_frames(trace, at[rows], least_ns=_CODE_NS // 2).cast(pl.String)
-    operators = places_of(trace).operator(at[rows]).cast(pl.String)
-    code = mapped(pl.select(pl.coalesce(frames, operators)).to_series(), frame_text)
-    return pl.Series("code", [None] * at.height, pl.String).scatter(rows, code)
+    rows = (steps & (calls["code_ns"] >= _CODE_NS)).arg_true()
+    spans = calls.select(*THREAD, "code_ns", start=since, end="start")[rows]
+    parts = running(trace, spans, _CODE_NS // 2)
+    share = pl.struct("name", frac=pl.col("ns") / pl.col("ns").sum())
+    lists = parts.group_by("span", maintain_order=True).agg(code=share)
+    code = lists.select("code", row=rows.gather(lists["span"]))
+    every = pl.DataFrame({"row": pl.int_range(calls.height, dtype=pl.UInt32, eager=True)})
+    return every.join(code, on="row", how="left", maintain_order="left")["code"]

@@ -30,7 +30,7 @@ from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
 _CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
-_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of time, change")
+_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of step, change")
 #: Columns of :attr:`WhatIf.findings`.
 FINDINGS = {"finding": pl.String, "change": pl.String, "gain_ns": pl.Float64,
             "gain_frac": pl.Float64}  # fmt: skip
@@ -134,11 +134,11 @@ def _of_changes(result: WhatIf) -> str:
     of = ", ".join(filter(None, [mean * (steps > 1), profiled]))
     step = f"{'A step' if steps > 1 else 'The run'} takes {taken}{f' ({of})' if of else ''}."
     rows = result.findings.sort("gain_ns", descending=True).head(1).rows(named=True)
+    whole = "step time" if steps > 1 else "the run"
     if result.given:
         if rows:
-            without = f"Without the cause of {rows[0]['finding']}: {_gain(rows[0])} less per step"
-            of = f"in the mean of the steps that diagnose counts ({rows[0]['change']})"
-            return sentences(step, f"{without}, {of}.")
+            without = f"Without the cause of {rows[0]['finding']}: {_gain(rows[0], whole)} less"
+            return sentences(step, f"{without} ({rows[0]['change']}).")
         best = result.changes.row(0, named=True)
         changed = f"With the change ({best['change']}): {_compared(best)}."
         after = [
@@ -148,15 +148,15 @@ def _of_changes(result: WhatIf) -> str:
         what = "A step" if steps > 1 else "The run"
         then = f"{what} then waits for: {', '.join(after)}." if after else ""
         return sentences(step, changed, then)
-    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row)}." for row in rows]
+    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row, whole)}." for row in rows]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
         return sentences(step, *largest, "None of the usual changes gains 1 % of it.")
     first = "Largest gain of another change" if rows else "Largest gain"
-    each, of = zip((first, "Next"), changes, strict=False), "step time" if steps > 1 else "the run"
+    each = zip((first, "Next"), changes, strict=False)
     return sentences(
-        step, *largest, *(f"{n}: {row['change']}, {_gain(row, of)}." for n, row in each)
+        step, *largest, *(f"{n}: {row['change']}, {_gain(row, whole)}." for n, row in each)
     )
 
 
@@ -168,7 +168,7 @@ def _compared(row: dict[str, float]) -> str:
     return f"{step}, {gain} ({share}) {'less' if row['gain_ns'] > 0 else 'more'}"
 
 
-def _gain(row: dict[str, float], of: str = "the time that diagnose counts") -> str:
+def _gain(row: dict[str, float], of: str) -> str:
     return f"{format_ns(row['gain_ns'])} ({format_frac(row['gain_frac'])} of {of})"
 
 
@@ -187,9 +187,9 @@ def _notes(result: WhatIf) -> Iterator[str]:
     )
     if result.findings.height:
         yield (
-            "Gains of findings are those of diagnose, in the mean of the steps that it counts: "
-            "only the time of the finding is removed. Other changes are means of the steps above: "
-            "all time of a class is 0, also what overlaps with device work."
+            "Gains of findings are those of diagnose, of the steps that it counts: only the time "
+            "of the finding is removed. Other changes remove all time of a class, also what "
+            "overlaps with device work."
         )
     if result.unequal and not result.given:
         yield (
@@ -217,7 +217,7 @@ def _notes(result: WhatIf) -> Iterator[str]:
 
 def _tables(result: WhatIf) -> Iterator[Table]:
     if result.findings.height:
-        title = "Gain without the cause of each finding, of the steps that diagnose counts"
+        title = "Gain without the cause of each finding"
         yield Table("findings", title, result.findings, _OF_FINDINGS, sentences=("change",))
     if result.changes.height:
         steps = result.steps.filter(pl.col("run") == "recorded").height

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,7 @@ class Replay(Result):
             lost: path, rank, start_ns, end_ns: what is removed of these pauses.
         """
         times = engine.replay(self.job, weights)
-        gain = self.whole_ns - _whole_ns(self.job, times)
-        # a longer run would wait for its next batch: the end of this one gains nothing
-        batches = zip(self.times, times, self.job.batches, strict=True)
-        limits = (self._limit_ns(one.calls[at], two.calls[at]) for one, two, at in batches)
-        gain = min(gain, *limits, self.whole_ns)
+        gain = min(self.whole_ns - _whole_ns(self.job, times), self._most_ns(times))
         if len(self.job.begins) > 1 or self.job.in_sample:  # it begins with such a pause
             return gain
         programs = self.job.programs
@@ -94,6 +90,12 @@ class Replay(Result):
         left = pauses.copy()
         left[removed["program"].to_numpy()] -= removed["length"].to_numpy()
         return gain + self._pause_ns(self.times, pauses) - self._pause_ns(times, left)
+
+    def _most_ns(self, times: Sequence[engine.Times]) -> float:
+        """Return how much shorter the run can be: a longer one would wait for its next batch."""
+        batches = zip(self.times, times, self.job.batches, strict=True)
+        limits = (self._limit_ns(one.calls[at], two.calls[at]) for one, two, at in batches)
+        return min(self.whole_ns, *limits)
 
     def _limit_ns(self, before: Floats, after: Floats) -> float:
         """Return how much shorter a run can be whose batches arrive at these times.
@@ -114,16 +116,43 @@ class Replay(Result):
 
     def shorter_frac(self, weights: Sequence[Weights], steps: Collection[str]) -> float:
         """Return by what share these steps are shorter with these times (all if none is known)."""
-        before, after = (
-            self._steps_ns(times, steps) for times in (self.times, engine.replay(self.job, weights))
-        )
-        return 1 - after / before
+        times = engine.replay(self.job, weights)
+        before, after = (sum(self._lengths(one, steps)) for one in (self.times, times))
+        return min(before - after, self._most_ns(times)) / before
 
-    def _steps_ns(self, times: Sequence[engine.Times], steps: Collection[str]) -> float:
+    def step_ns(self, steps: Collection[str]) -> float | None:
+        """Return how long these steps take in the mean, or None if the run is one step."""
+        lengths = self._lengths(self.times, steps)
+        return float(np.mean(lengths)) if len(self._bounds) > 1 else None
+
+    @cached_property
+    def _bounds(self) -> list[tuple[float, float]]:
+        """Begin and end of each step with the time of the profiler, on the axis."""
+        return engine.step_bounds(*self.as_recorded)
+
+    def is_in_steps(self, lost: pl.DataFrame) -> bool:
+        """Return whether most of the lost time is in steps that are measured.
+
+        The first step is not if there are several: it begins with the recording, when the device
+        has no work. Time after the last work is not in the last one.
+        """
+        if len(self._bounds) < 2:
+            return False
+        each = zip(self.job.programs, self.job.shifts, strict=True)
+        shift = OWNER.replace_strict(
+            {one.owner: by for one, by in each}, default=None, return_dtype=pl.Int64
+        )
+        start, end = (pl.col(f"{side}_ns") + shift for side in _ENDS)
+        begin, until = self._bounds[0][0], self._bounds[-1][1]
+        inside = end.clip(begin, until) - start.clip(begin, until)
+        some, whole = lost.select(inside.sum().alias("inside"), (end - start).sum()).row(0)
+        return bool(2 * some >= whole)
+
+    def _lengths(self, times: Sequence[engine.Times], steps: Collection[str]) -> list[float]:
         lengths = engine.step_times(self.job, [one.end for one in times])
         names = self.job.step_names[-len(lengths) :]
         counted = [ns for ns, name in zip(lengths, names, strict=False) if name in steps]
-        return sum(counted) or sum(lengths)
+        return counted if sum(counted) else lengths
 
     def longest_path(self) -> pl.DataFrame:
         """Return the longest path: rank, path (of the file), device, kind, name, start, end.
