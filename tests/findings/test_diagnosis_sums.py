@@ -196,13 +196,16 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     for number in range(3):
         begin = number * 4 * MS
         rows += [step(number, begin, 4 * MS), host(*issuer, begin, 500 * US)]
-        rows.append(device("gemm", begin, MS))
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", begin, US, correlation=len(rows)))
+        rows.append(device("gemm", begin + 5 * US, 990 * US, correlation=len(rows) - 1))
         rows.append(host("user_annotation", "Optimizer.step#SGD.step", begin + 600 * US, US))
         for i in range(140):
             ids = {"correlation": len(rows), "seq": number * 140 + i}
-            at = begin + 3 * i * US
+            at = begin + (3 * i + 2) * US
             rows.append(host("cuda_runtime", "cudaLaunchKernel", at, US, correlation=len(rows)))
             rows.append(device(kernel, begin + MS + i * 20 * US, 18 * US, **ids, **about))
+        # the next step begins when the host has waited for all of them
+        rows.append(host("cuda_runtime", "cudaDeviceSynchronize", begin + 700 * US, 3100 * US))
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     one = finding("exposed-communication", *traces)
     assert part in one.advice
@@ -392,6 +395,7 @@ def test_a_sum_much_larger_than_the_buckets_is_one_parameter(times: int, part: s
             ids = {"correlation": len(rows)}
             rows.append(host("cuda_runtime", "cudaLaunchKernel", at + place * US, US // 2, **ids))
             rows.append(device(name, at + start + 10 * US, dur, **ids, **more))
+        rows.append(host("cuda_runtime", "cudaDeviceSynchronize", at + MS, 15 * MS + 12 * US))
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     one = finding("exposed-communication", *traces)
     assert part in one.advice

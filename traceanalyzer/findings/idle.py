@@ -124,11 +124,16 @@ def _measured(
     moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
     unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
     by_design = cause == causes.HOST_CODE and launching.waits_by_design(result, time.frac(total))
+    title = _title(result, losses, answers, ranks, steps, waiting, once=once)
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
         cost_frac=time.frac(total),
-        title=_title(result, losses, answers, ranks, steps, waiting, once=once),
-        evidence=tuple(_evidence(result, cause, answers, ranks)),
+        title=title,
+        evidence=tuple(
+            text
+            for text in _evidence(result, cause, answers, ranks)
+            if not _words(text) <= {*_words(title), *_OF_GAP}
+        ),
         advice=advice,
         total_ns=total,
         most_gain_ns=0 if by_design else _without_restarts(cause, result, time),
@@ -510,7 +515,17 @@ def _title(
     who = f"R{answers.label(ranks)[1:]}" if ranks else f"{what}{'s' * several}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, ranks)
     does = activities.clause(waiting, in_steps(steps, time), several=several)
-    return f"{who} {does}: {time.share(total, once=once)}{others}."
+    longest = losses["lost_ns"].max() if len(steps) == 1 and _is_in_few(losses, _ONE) else None
+    alone = f"{format_ns(longest)} once, that is " * (longest is not None)
+    return f"{who} {does}: {alone}{time.share(total, once=once)}{others}."
+
+
+#: Words of the longest gap that are no facts.
+_OF_GAP = ("Longest", "gap", "while", "the", "host", "is", "in")
+
+
+def _words(text: str) -> set[str]:
+    return {word.strip(".,:") for word in text.split()}
 
 
 def including(losses: pl.DataFrame, ranks: Sequence[int]) -> str:

@@ -157,12 +157,13 @@ def further_costs(finding: Finding) -> list[str]:
 
 
 def gain(finding: Finding) -> str:
-    """Return the gain of removing the cause of a finding, if a replay shows one; or empty."""
-    if finding.gain_basis != "replay" or not finding.gain_ns:
+    """Return the gain of removing the cause of a finding; empty if it is at most the cost."""
+    is_bound = finding.gain_basis == "bound"
+    if not finding.gain_ns or (is_bound and finding.gain_ns >= (finding.cost_ns or 0)):
         return ""
     per = " per step" if finding.per.startswith("step") else ""
     share = format_frac(finding.gain_frac) + f" of {finding.gain_of}" * bool(finding.gain_of)
-    return f"{format_ns(finding.gain_ns)}{per} ({share})"
+    return f"{'at most ' * is_bound}{format_ns(finding.gain_ns)}{per} ({share})"
 
 
 def spaced(column: str) -> str:

@@ -397,7 +397,7 @@ def _ranks(
         total_ns, n = int(of_rank["step_ns"].sum()), of_rank.height
         whole = peak * part.devices * total_ns * 1e3 if peak and total_ns else None
         model, again = (float(of_rank[f"{of}_flops"].sum()) for of in ("model", "recomputed"))
-        known = bool(whole) and part.has_shapes
+        known = bool(whole) and part.has_shapes and model > 0
         kernel_ns = int(of_rank["kernel_ns"].sum())
         six = 6 * (options.params or 0) * (options.tokens or 0) * part.devices / gpus
         rows.append(

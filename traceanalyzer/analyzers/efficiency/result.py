@@ -249,6 +249,8 @@ def _without_mfu(result: Efficiency) -> str:
         return ""
     name = "MFU" if result.has_shapes else _SIX
     reasons = [_no_peak(result, gpu) for gpu in _gpus_without_peak(result)]
+    if result.has_shapes and not (reasons or result.ranks["flops"].sum()):
+        reasons = ["no matrix product, convolution or attention with input shapes was recorded"]
     return f"{name} is unknown: {'; '.join(reasons)}." if reasons else ""
 
 

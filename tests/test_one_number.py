@@ -1,0 +1,120 @@
+"""One thing has one number: in each command, in a report, in a gate, and in a replay.
+
+``test_agreement`` has the parts of a step; here is what is derived from them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+from comm_traces import GEMM, MS, US, device, host, step, trace
+from test_agreement import OFTEN, findings, results, traces
+
+import traceanalyzer as ta
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
+from traceanalyzer.analyzers.replay.changes import CLASSES
+from traceanalyzer.findings.result import EXPOSED_COPIES, IDLE, Diagnosis
+from traceanalyzer.findings.rule import IDLE_RULES
+from traceanalyzer.render.text import gain
+from traceanalyzer.tools.budgets import METRICS
+from traceanalyzer.trace import Trace
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+LOADING = causes.NAMES[causes.DATALOADING]
+#: Metrics of a gate that are parts of the time in diagnose.
+PARTS = {"dataloading_frac": ("name", LOADING), "exposed_copies_frac": ("part", EXPOSED_COPIES),
+         "exposed_frac": ("part", "exposed communication"), "idle_frac": ("part", IDLE)}  # fmt: skip
+
+
+def diagnosed(name: str) -> tuple[Diagnosis, GpuIdle]:
+    found, idle = results(name)["diagnose"], results(name).get("gpu_idle")
+    if not isinstance(found, Diagnosis) or not isinstance(idle, GpuIdle) or not found.budget.height:
+        pytest.skip("almost no GPU work")
+    return found, idle
+
+
+def part(found: Diagnosis, by: str, name: str) -> float:
+    """Return the share of a part of the time."""
+    return float(found.budget.filter(pl.col(by) == name)["time_frac"].sum())
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_a_report_has_the_findings_and_shares_of_diagnose(name: str) -> None:
+    page, (found, _) = ta.report(traces(name)), diagnosed(name)
+    assert page.diagnosis_result.to_dict()["findings"] == found.to_dict()["findings"]
+    facts = {one.name: one.value for one in page.facts}
+    assert facts["idle_frac"] == part(found, "part", IDLE)
+    assert facts["dataloading_frac"] == part(found, "name", LOADING)
+
+
+@pytest.mark.parametrize("name", OFTEN)
+@pytest.mark.parametrize("metric", PARTS)
+def test_a_gate_measures_the_parts_of_diagnose(metric: str, name: str) -> None:
+    (found, idle), of = diagnosed(name), METRICS[metric]
+    result = results(name).get(of.analysis)
+    value = None if result is None else of.of(result.scalars)
+    if value is None or idle.coverage.on_host:
+        pytest.skip("not measured")
+    assert value == pytest.approx(part(found, *PARTS[metric]), abs=0.005)
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_a_part_of_the_bar_is_the_cost_of_its_findings(name: str) -> None:
+    """Of one device: of several, waits for those with the cause belong to it, too."""
+    found, idle = diagnosed(name)
+    if idle.units.height > 1:
+        pytest.skip("several devices")
+    names = dict(found.budget.filter(pl.col("part") == IDLE).select("name", "each_ns").rows())
+    for cause, rule in IDLE_RULES.items():
+        of_rule = [one for one in findings(found) if one.id == rule and one.per == found.per]
+        if of_rule and cause != causes.HOST_CODE:  # which has that after waits apart
+            cost = sum(one.cost_ns or 0 for one in of_rule)
+            assert cost == pytest.approx(names[causes.NAMES[cause]], rel=0.005), rule
+
+
+def ahead(loads: tuple[int, ...]) -> Trace:
+    """Return steps of a host that runs ahead after the first: loading, and kernels of 5 ms."""
+    events: list[dict[str, Any]] = []
+    at = free = 0
+    for number, load in enumerate(loads):
+        ids = {"correlation": number + 1}
+        launch = at + load
+        start = max(launch + 5 * US, free + US)
+        events += [
+            step(number, at, load + 20 * US), host("user_annotation", LOADER, at, load - 2 * US),
+            host("cuda_runtime", "cudaLaunchKernel", launch, 3 * US, **ids),
+            device(GEMM, start, 5 * MS, **ids),
+        ]  # fmt: skip
+        at, free = launch + 20 * US, start + 5 * MS
+    return trace(events)
+
+
+@pytest.mark.parametrize("first", [6, 20])
+def test_the_begin_of_the_recording_is_no_gain_of_each_step(first: int) -> None:
+    """The device has no work when the recording begins: that step waits for all of its batch."""
+    recording = ahead((first * MS, *[6 * MS] * 6))
+    (loading,) = (one for one in ta.diagnose(recording).findings if one.id == "data-loading")
+    changes = dict(ta.what_if(recording).changes.select("change", "gain_ns").rows())
+    expected = changes[CLASSES["data-loading"]]
+    assert expected == pytest.approx(1 * MS, rel=0.05)
+    assert loading.gain_ns == pytest.approx(expected, rel=0.01)
+
+
+def test_arguments_that_were_not_read_are_a_note(shared: Any) -> None:
+    path = shared / "data/chrome/kineto/a100_alexnet_cuda_sync.json.gz"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    from_file, from_memory = ta.critical_path(path), ta.critical_path(ta.read(path))
+    assert from_file.inferred < from_memory.inferred
+    assert any('columns=["args"]' in note for note in from_memory.notes)
+    assert not any('columns=["args"]' in note for note in from_file.notes)
+
+
+def test_a_share_names_its_whole_if_that_is_not_the_recorded_step() -> None:
+    recording = ahead((6 * MS,) * 6)
+    (found,) = (one for one in ta.diagnose(recording).findings if one.id == "data-loading")
+    assert not found.gain_of
+    assert gain(found).endswith("%)")
