@@ -25,8 +25,10 @@ from traceanalyzer.trace import Trace
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 LOADING = causes.NAMES[causes.DATALOADING]
 #: Metrics of a gate that are parts of the time in diagnose.
-PARTS = {"dataloading_frac": ("name", LOADING), "exposed_copies_frac": ("part", EXPOSED_COPIES),
-         "exposed_frac": ("part", "exposed communication"), "idle_frac": ("part", IDLE)}  # fmt: skip
+PARTS = {
+    "dataloading_frac": ("name", LOADING), "exposed_copies_frac": ("part", EXPOSED_COPIES),
+    "exposed_frac": ("part", "exposed communication"), "idle_frac": ("part", IDLE),
+}  # fmt: skip
 
 
 def diagnosed(name: str) -> tuple[Diagnosis, GpuIdle]:

@@ -124,16 +124,11 @@ def _measured(
     moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
     unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
     by_design = cause == causes.HOST_CODE and launching.waits_by_design(result, time.frac(total))
-    title = _title(result, losses, answers, ranks, steps, waiting, once=once)
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
         cost_frac=time.frac(total),
-        title=title,
-        evidence=tuple(
-            text
-            for text in _evidence(result, cause, answers, ranks)
-            if not _words(text) <= {*_words(title), *_OF_GAP}
-        ),
+        title=_title(result, losses, answers, ranks, steps, waiting, once=once),
+        evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
         most_gain_ns=0 if by_design else _without_restarts(cause, result, time),
@@ -463,15 +458,13 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
         one = cause in causes.FIRST_USE and _is_in_few(losses, _ONE)
         known = (*causes.FIRST_USE, causes.LAUNCH)
         return one or (cause in known and _is_in_few(losses, _FEW, _MANY))
-    keys = ["path", "rank", "device"]
-    begin = pl.col("start").min().over(keys)
+    begin = pl.col("start").min().over(DEVICE)
     first = time.windows.drop_nulls("step").filter(
-        pl.col("start") == begin, pl.len().over(keys) >= _ENOUGH_STEPS
+        pl.col("start") == begin, pl.len().over(DEVICE) >= _ENOUGH_STEPS
     )
-    in_first = losses.join(first, on=[*keys, "step"], how="semi", nulls_equal=True)
-    if int(in_first["lost_ns"].sum()) < causes.SETUP_FRAC * int(losses["lost_ns"].sum()):
-        return False
-    return _is_set_up(cause, result)
+    in_first = losses.join(first, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
+    least = causes.SETUP_FRAC * int(losses["lost_ns"].sum())
+    return int(in_first["lost_ns"].sum()) >= least and _is_set_up(cause, result)
 
 
 def _is_set_up(cause: str, result: GpuIdle) -> bool:
@@ -511,21 +504,13 @@ def _title(
 ) -> str:  # fmt: skip
     time, total = answers.time, int(losses["lost_ns"].sum())
     what = "Main thread" if result.coverage.on_host else "GPU"
-    several = len(ranks) > 1 or (not ranks and result.units.height > 1)
+    several = len(ranks or result.units) > 1
     who = f"R{answers.label(ranks)[1:]}" if ranks else f"{what}{'s' * several}"
     others = "" if (losses["cause"] == causes.PEER).all() else including(losses, ranks)
     does = activities.clause(waiting, in_steps(steps, time), several=several)
-    longest = losses["lost_ns"].max() if len(steps) == 1 and _is_in_few(losses, _ONE) else None
-    alone = f"{format_ns(longest)} once, that is " * (longest is not None)
-    return f"{who} {does}: {alone}{time.share(total, once=once)}{others}."
-
-
-#: Words of the longest gap that are no facts.
-_OF_GAP = ("Longest", "gap", "while", "the", "host", "is", "in")
-
-
-def _words(text: str) -> set[str]:
-    return {word.strip(".,:") for word in text.split()}
+    alone = len(steps) == 1 and not once and _is_in_few(losses, _ONE)
+    whole = f"{time.text(total, once=True)}: " * alone
+    return f"{who} {does}: {whole}{time.share(total, once=once)}{others}."
 
 
 def including(losses: pl.DataFrame, ranks: Sequence[int]) -> str:

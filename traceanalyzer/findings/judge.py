@@ -445,9 +445,16 @@ def _repeats(measured: Measured, time: DeviceTime) -> bool:
     return rows.height > rows.n_unique(["rank", "device"])
 
 
+#: The longest gap is not named if the title has all else that is said of it.
+_OF_GAP = {"Longest", "gap", "while", "the", "host", "is", "in"}
+_PARTS = re.compile(r"\w(?:\S*\w)?")
+
+
 def _finding(rule: Rule, severity: Severity, measured: Measured, answers: Answers) -> Finding:
     names = {field.name for field in fields(Finding)}
     facts = {name: fact for name, fact in vars(measured).items() if name in names}
+    title = _OF_GAP | {*_PARTS.findall(measured.title)}
+    facts["evidence"] = tuple(one for one in measured.evidence if {*_PARTS.findall(one)} - title)
     time = answers.time
     if measured.total_ns is not None and measured.of:
         facts |= time.cost(measured.total_ns, once=measured.once)
