@@ -73,9 +73,12 @@ def test_values_of_metrics(write):
     values = dict(result.budgets.select("metric", "value").rows())
     assert values["step_ms"] == once(ta.steps, RANKS).scalars["median_ns"] / 1e6
     overlap, comm = once(ta.overlap, RANKS).scalars, once(ta.comm_outliers, RANKS).scalars
-    assert values["exposed_frac"] == overlap["exposed_communication_ns"] / overlap["span_ns"]
+    steps = once(ta.overlap, RANKS).counted  # without warm-up and time between steps
+    exposed = steps["exposed_communication_ns"].sum() / steps["span_ns"].sum()
+    assert values["exposed_frac"] == overlap["step_exposed_communication_frac"] == exposed
     assert values["wait_frac"] == comm["total_wait_ns"] / comm["total_comm_ns"]
-    assert values["idle_frac"] == once(ta.gpu_idle, RANKS).scalars["idle_frac"]
+    assert values["idle_frac"] == once(ta.gpu_idle, RANKS).scalars["step_idle_frac"]
+    assert values["idle_frac"] == pytest.approx(steps["idle_ns"].sum() / steps["span_ns"].sum())
 
 
 def test_the_page_lists_every_metric():

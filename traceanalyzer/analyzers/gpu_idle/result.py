@@ -157,17 +157,21 @@ class GpuIdle(Result):
         """Idle time of each cause in the counted steps in ns, summed over devices."""
         return {cause: int(self.counted[f"{cause}_ns"].sum()) for cause in causes.CAUSES}
 
-    @cached_property
+    @property
     def step_ns(self) -> int:
         """Time of all steps without warm-up, summed over devices; 0 without steps."""
-        steps = self.by_device.counted_steps
-        return int((steps["end"] - steps["start"]).sum())
+        return self.basis.whole_ns if self.basis.in_steps else 0
+
+    @property
+    def step_idle_frac(self) -> float:
+        """Idle share of step time; of the recorded time if no steps are marked."""
+        return self.basis.frac(sum(self.counted_by_cause.values()))
 
     @property
     def step_dataloading_frac(self) -> float | None:
         """Share of step time in which devices waited for the data loader."""
-        waited = int(self.by_device.counted_steps[f"{causes.DATALOADING}_ns"].sum())
-        return waited / self.step_ns if self.step_ns else None
+        waited = self.counted_by_cause[causes.DATALOADING]
+        return self.basis.frac(waited) if self.step_ns else None
 
     @memoized
     def of_cause(self, cause: str) -> pl.DataFrame:
@@ -420,10 +424,9 @@ class GpuIdle(Result):
             **self.numbers("span_ns", "busy_ns", "idle_ns"),
             "idle_frac": self.idle_ns / self.span_ns if self.span_ns else None,
             "idle_ns_by_cause": dict(self.idle_by_cause),
-            **self.numbers("step_ns", "step_dataloading_frac"),
+            **self.numbers("step_ns", "step_idle_frac", "step_dataloading_frac"),
             "step_idle_ns_by_cause": dict(self.counted_by_cause) if self.step_ns else None,
-            "loader_ns": int(self.by_device.units["loader_ns"].sum()),
-            "overlapped_loader_ns": int(self.by_device.units["overlapped_loader_ns"].sum()),
+            **{name: int(self.by_device.units[name].sum()) for name in _OF_LOADER[2:]},
             "gap_count": self.by_device.gap_count,
         }
         return self.view_from(_verdict, _notes, _tables, _charts, title=title, scalars=scalars)
@@ -438,9 +441,8 @@ def _verdict(result: GpuIdle) -> str:
         return "The recorded time is 0."
     basis, by_cause = result.basis, result.counted_by_cause
     idle = sum(by_cause.values())
-    text = [f"{_who(result)} {basis.share(idle)}{_outside(result)}."]
-    if result.coverage.work_lost and not result.coverage.on_host:
-        text.append(TRUNCATED)
+    is_cut_off = result.coverage.work_lost and not result.coverage.on_host
+    text = [f"{_who(result)} {basis.share(idle)}{_outside(result)}.", *[TRUNCATED] * is_cut_off]
     cause, lost = max(by_cause.items(), key=lambda item: item[1])
     if lost:
         more = _elsewhere(result.of_cause(cause)) * (cause == causes.HOST_CODE)

@@ -160,10 +160,19 @@ class Overlap(Result):
 
     def view(self) -> View:
         """Build the view: the table of ``by`` first; charts of the parts and of utilisation."""
-        return self.view_from(_verdict, _notes, _tables, _charts, scalars=self.sums)
+        return self.view_from(_verdict, _notes, _tables, _charts, scalars=self.sums | self.shares)
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """Its scalars of step time; of the recorded time if no steps are marked."""
+        sums = _summed(self.counted)
+        of = {"exposed_communication": "span", "exposed_memory": "span", "busy": "span",
+              "overlapped_communication": "communication"}  # fmt: skip
+        return {f"step_{name}_frac": sums[f"{name}_ns"] / sums[f"{whole}_ns"]
+                if sums[f"{whole}_ns"] else None for name, whole in of.items()}  # fmt: skip
 
     @cached_property
-    def sums(self) -> Mapping[str, Any]:
+    def sums(self) -> dict[str, Any]:
         """Its scalars: sums of the columns of ``devices``, and shares of them."""
         return _summed(self.devices)
 
