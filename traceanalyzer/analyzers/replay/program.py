@@ -834,12 +834,11 @@ def _ranges(
 
 def _code(trace: Trace, calls: pl.DataFrame, since: pl.Series, before: pl.Series) -> pl.Series:
     """Return the name and share of each part of much code before a call, if only in a step."""
-    steps = before.str.contains(NUMBERED_STEP).fill_null(value=True)
-    rows = (steps & (calls["code_ns"] >= _CODE_NS)).arg_true()
-    spans = calls.select(*THREAD, "code_ns", start=since, end="start")[rows]
+    much = (calls["code_ns"] >= _CODE_NS) & before.str.contains(NUMBERED_STEP).fill_null(value=True)
+    spans = calls.select(*THREAD, "code_ns", start=since, end="start").filter(much)
     parts = running(trace, spans, _CODE_NS // 2)
     share = pl.struct("name", frac=pl.col("ns") / pl.col("ns").sum())
     lists = parts.group_by("span", maintain_order=True).agg(code=share)
-    code = lists.select("code", row=rows.gather(lists["span"]))
+    code = lists.select("code", row=much.arg_true().gather(lists["span"]))
     every = pl.DataFrame({"row": pl.int_range(calls.height, dtype=pl.UInt32, eager=True)})
     return every.join(code, on="row", how="left", maintain_order="left")["code"]
