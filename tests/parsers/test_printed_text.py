@@ -408,6 +408,35 @@ def test_table_behind_a_prefix(front: str, every: bool, tmp_path: Path) -> None:
     assert [r | {"rank": None} for r in rows] == [r | {"rank": None} for r in alone]
 
 
+@pytest.mark.parametrize(
+    ("prefix", "rank"),
+    [
+        ("x ", None),
+        ("\t", None),
+        ("trainer-0  | ", None),
+        ("\x1b[36m(RayTrainWorker pid=1234)\x1b[0m ", None),
+        ("[default0]:", None),
+        ("[1,3]<stdout>:", 3),
+        ("2024-06-01T10:00:0%d.123456789Z ", None),
+        ("[10:00:0%d] node1 [Rank 5] ", 5),
+    ],
+)
+@pytest.mark.parametrize("form", ["key_averages", "memory_summary"])
+def test_table_behind_the_same_prefix_in_all_lines(
+    prefix: str, rank: int | None, form: str, tmp_path: Path
+) -> None:
+    whole = SCRIPT[form]()
+    lines = [prefix.replace("%d", str(at % 10)) + one for at, one in enumerate(whole.split("\n"))]
+    others = [f"other {one}" for one in lines]
+    mixed = [one for pair in zip(lines, others, strict=True) for one in pair]
+    (tmp_path / "a.log").write_text(whole)
+    alone = rows_of(tmp_path / "a.log", form)
+    (tmp_path / "a.log").write_text("\n".join(lines) + "\n")
+    assert rows_of(tmp_path / "a.log", form) == [one | {"rank": rank} for one in alone]
+    (tmp_path / "a.log").write_text("\n".join(mixed) + "\n")
+    assert len(rows_of(tmp_path / "a.log", form)) == 2 * len(alone)
+
+
 def test_first_lines_joined_with_other_text(tmp_path: Path) -> None:
     """Several writers to one log, and text pasted behind a quote, join lines."""
     rows = [line for line in SCRIPT["key_averages"]().split("\n") if line]

@@ -29,6 +29,12 @@ _LAUNCHER = re.compile(
 )
 _RANK = re.compile(r"\[Rank (\d{1,6})\]|(?:^|\s)rank=(\d{1,6})\s")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[,.](\d{1,9}))?")
+#: The first line of a table of operators or of memory behind what anything else writes before each
+#: line of a process (Ray, docker compose, kubectl, torchrun), and a table's header.
+_BEFORE_TABLE = re.compile(r"(.{1,200}?)(?<!-)(?:-{5,}+(?: {2}-{2,}+){3,} *|\|={20,}+\|)$")
+_HEADER = re.compile(r"\s*(?:Name {2}|\| *PyTorch \w+ memory summary)")
+_STAMP = re.compile(r"(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:\d\d)?")
+_MOST_PREFIXES = 64
 #: Places of rank and time: a line's message may contain anything.
 _RANK_WITHIN, _TIME_WITHIN = 160, 64
 
@@ -43,24 +49,26 @@ class Line:
         process: label of the process that the launcher wrote, or an empty text.
         launched: rank that the launcher wrote, or None.
         complete: whether the line has an end; the last one of a truncated file has none.
+        before: what stood before the text, if it was not a launcher's.
     """
 
     number: int
     text: str
     process: str
     launched: int | None
-    complete: bool
+    complete: bool = True
+    before: str = ""
 
     @property
     def rank(self) -> int | None:
         """The rank in the line, or before it; None without one."""
-        match = _RANK.search(self.text[:_RANK_WITHIN])
+        match = _RANK.search((self.before + self.text)[:_RANK_WITHIN])
         return int(match[1] or match[2]) if match else self.launched
 
     @property
     def printed_ns(self) -> int | None:
         """The local time at the beginning of the line, in ns since 1970 without a time zone."""
-        match = _TIME.search(self.text[:_TIME_WITHIN])
+        match = _TIME.search((self.before + self.text)[:_TIME_WITHIN])
         if match is None:
             return None
         try:
@@ -81,6 +89,8 @@ class Lines:
 
     def __init__(self, source: Source, progress: Progress | None) -> None:
         self._source, self._progress = source, progress
+        self._prefixes = dict[str, re.Pattern[str]]()
+        self._of_tables = set[str]()
         self.too_long = 0
         self.first_too_long: int | None = None
 
@@ -97,23 +107,49 @@ class Lines:
                     self.too_long += 1
                     self.first_too_long = self.first_too_long or number
                     continue
-                last = line(number, raw.decode(errors="replace"))
+                last = self._line(number, raw.decode(errors="replace"))
         if last is not None:
             ends = self._source.damage is None and _ends(self._source)
             yield last if ends else replace(last, complete=False)
 
+    def _line(self, number: int, text: str) -> Line:
+        """Return a line without the prefix of a table; it is known from the table's header on."""
+        text = plain(text)
+        for process, prefix in self._prefixes.items():
+            match = prefix.match(text)
+            rest = text[match.end() :] if match else ""
+            if match and (process in self._of_tables or _HEADER.match(rest)):
+                self._of_tables.add(process)
+                return replace(line(number, process), text=rest, process=process, before=match[0])
+        match = _BEFORE_TABLE.match(text) if text.endswith(("-", "|", " ")) else None
+        if match and match[1].strip(" ") and len(self._prefixes) < _MOST_PREFIXES:
+            self._prefixes[_STAMP.sub("", match[1]).strip()] = _pattern(match[1])
+        return line(number, text)
+
+
+def _pattern(prefix: str) -> re.Pattern[str]:
+    """Return the pattern of a prefix with any time stamp; empty lines end before its blanks."""
+    stem = prefix.rstrip()
+    escaped = _STAMP.pattern.join(map(re.escape, _STAMP.split(stem, maxsplit=1)))
+    return re.compile(f"{escaped}(?:{prefix[len(stem) :]}|$)")
+
+
+def plain(text: str) -> str:
+    """Return a line without colours and a progress bar before it."""
+    if "\x1b" in text or "[0m" in text:
+        text = _ESCAPE.sub("", text)
+    return text.rstrip("\r").rpartition("\r")[2]
+
 
 def line(number: int, text: str) -> Line:
     """Return a line without colours, a progress bar before it and the launcher's prefix."""
-    if "\x1b" in text or "[0m" in text:
-        text = _ESCAPE.sub("", text)
-    text = text.rstrip("\r").rpartition("\r")[2]
+    text = plain(text)
     match = _LAUNCHER.match(text)
     if match is None:
-        return Line(number, text, "", None, complete=True)
+        return Line(number, text, "", None)
     of_job = match["mpi"] or match["srun"] or (match["n"] if match["name"] == "rank" else None)
     rank = None if of_job is None else int(of_job)
-    return Line(number, text[match.end() :], match[0].strip(), rank, complete=True)
+    return Line(number, text[match.end() :], match[0].strip(), rank)
 
 
 def _ends(source: Source) -> bool:
