@@ -408,6 +408,25 @@ def test_table_behind_a_prefix(front: str, every: bool, tmp_path: Path) -> None:
     assert [r | {"rank": None} for r in rows] == [r | {"rank": None} for r in alone]
 
 
+@pytest.mark.parametrize("damage", ["no rules", "short rules", "narrow names"])
+def test_table_with_damaged_rules(damage: str, tmp_path: Path) -> None:
+    """Documents lose the dashes, and names are shortened by hand."""
+    rule = re.compile(r"-{2,}(?:  -{2,})+ *")
+    text = []
+    for one in SCRIPT["key_averages"]().split("\n"):
+        if damage == "narrow names":
+            text.append(re.sub(r"^ *([^- ].{2,30}?)  +(?=\d)", r"\1  ", one))
+        elif not rule.fullmatch(one):
+            text.append(one)
+        elif damage == "short rules":
+            text.append("  ".join(one.split()[:5]))
+    (tmp_path / "a.txt").write_text("\n".join(text))
+    rows = rows_of(tmp_path / "a.txt", "key_averages")
+    whole = rows_of(FIXTURES / "printed_text/profiler_list.dat", "key_averages")
+    assert [one | {"rank": None} for one in rows] == [one | {"rank": None} for one in whole]
+    assert not ta.read(tmp_path / "a.txt").issues.height
+
+
 @pytest.mark.parametrize(
     ("prefix", "rank"),
     [

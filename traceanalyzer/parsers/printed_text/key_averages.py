@@ -3,6 +3,7 @@
 The dashes below the header give the positions of the columns, by which every row is cut: names
 contain blanks. With stacks, a row goes on in further lines that have only a location. Cells between
 ``|`` (Markdown) or tabs (copied from a spreadsheet) are cut there; such a table has no last rule.
+Rows that are not below the dashes, or without any, are cut at two blanks or more.
 """
 
 import re
@@ -15,6 +16,8 @@ FORM = "key_averages"
 _RULE = re.compile(r" *+-{2,}+(?: {2}-{2,}+){3,} *+")
 _HEADER = re.compile(r"[\s|]*Name\b(?:\s*(?P<separator>[|\t]))?.*(?:# of Calls|Number of Calls)")
 _FOOTER = re.compile(r"\s*(?:Self )?(CPU|[A-Z]\w*) time total: (\S+)\s*$")
+#: What is between cells; a name may extend to the percentage after it.
+_BLANKS = re.compile(r"(?<=[^\d. -]) ?(?=-?\d{1,3}\.\d\d%)| {2,}")
 #: Lines without a row after which a table without its end counts as truncated.
 _MOST_OTHERS = 200
 #: Continuation lines of one row: the frames of a stack.
@@ -73,6 +76,11 @@ class Reader:
             if self._separator:
                 self._begin(self._cells(line.text))
             return True
+        if self._state == "header":
+            self._start_without_rule(line.text)
+        if self._state == "rows" and _FOOTER.match(line.text):
+            self._flush()
+            self._state = "footer"
         if self._state == "footer":
             return self._footer(line)
         return self._state == "rows" and self._table_row(line)
@@ -80,7 +88,7 @@ class Reader:
     def close(self, line: Line) -> None:
         """End the text: a table without its last rule is truncated."""
         self._flush()
-        if self._state in ("header", "rows") and not self._separator:
+        if self._state in ("header", "rows") and self._spans and not self._separator:
             self.rows.note("data_loss", "truncated-table", line)
         self._state = "outside"
 
@@ -97,8 +105,17 @@ class Reader:
         is_left = head.index("Name") + len("Name") < spans[0][1]
         self._spans = spans
         # until PyTorch 1.5, headings are wider than their columns
-        headings = re.split(r" {2,}", head.strip()) if is_left else self._cells(head)
-        self._begin(headings if len(headings) == len(spans) else [])
+        apart = _BLANKS.split(head.strip())
+        fits = len(spans) == len(apart) or (len(spans) > len(apart) and not is_left)
+        self._spans = spans if fits else []
+        self._begin(apart if is_left or not fits else self._cells(head))
+
+    def _start_without_rule(self, text: str) -> None:
+        """Start a table whose dashes are missing at its first row."""
+        headings = _BLANKS.split(self._head.strip())
+        if len(_BLANKS.split(text.strip())) == len(headings):
+            self._spans = []
+            self._begin(headings)
 
     def _begin(self, headings: list[str]) -> None:
         self._headings = [heading.strip() for heading in headings]
@@ -115,7 +132,7 @@ class Reader:
                 framed = framed[1:].removesuffix("|")
             return framed.split(self._separator)
         cells = [text[start:end] for start, end in self._spans[:-1]]
-        return [*cells, text[self._spans[-1][0] :]]
+        return [*cells, text[self._spans[-1][0] if self._spans else 0 :]]
 
     def _table_row(self, line: Line) -> bool:
         text = line.text
@@ -126,26 +143,30 @@ class Reader:
         if not text.strip(" \t|:-" if self._separator else None):  # Markdown's rule, too
             return self._pending is not None
         cells = self._cells(text)
-        blank = not "".join(cells[:-2]).strip()
+        blank = not "".join(cells[:-2] or cells).strip()
         if blank and self._pending is not None and _STACK in self._headings:
             if len(self._pending[2]) < _MOST_LINES:
                 self._pending[2].append("".join(cells[-2:]).strip())
             return True
-        aligned = len(cells) == len(self._headings) and (
-            self._separator or all(not text[end : end + 2].strip() for _, end in self._spans[:-1])
-        )
-        values = self._values(cells) if aligned else {}
-        if values.get("calls") is None:
+        if not (cells := self._row_cells(text)):
             return self._no_row(line, text)
         self._flush()
         self._others = 0
         self._pending = (line, cells, [])
         return True
 
+    def _row_cells(self, text: str) -> list[str]:
+        """Return the cells of a row, cut at the columns or at blanks; none for other text."""
+        gaps = "".join(text[end : end + 2] for _, end in self._spans[:-1]).strip()
+        for cells in ([] if gaps else self._cells(text), _BLANKS.split(text.strip())):
+            if len(cells) == len(self._headings) and self._values(cells).get("calls") is not None:
+                return cells
+        return []
+
     def _no_row(self, line: Line, text: str) -> bool:
         """Count a line inside a table that is not a row; return whether it was one."""
         self._others += 1
-        was_row = text.rstrip().count("  ") >= len(self._spans) - 2 or "%  " in text
+        was_row = text.rstrip().count("  ") >= len(self._headings) - 2 or "%  " in text
         code = ("data_loss", "bad-row") if was_row else ("notice", "line-in-table")
         self.rows.note(*code, line)
         if self._others > _MOST_OTHERS:
