@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -329,3 +330,19 @@ def test_queue_of_a_simulated_engine(every_us: float, tmp_path: Path) -> None:
     exposed = of_engine["exposed_ns"].drop_nulls()
     assert exposed.to_list() == pytest.approx([180 * US] * exposed.len(), rel=0.05)
     assert (result.ranks["between_frac"][0] > 0.1) == (every_us > 10_000)
+
+
+def test_decode_steps_without_host_code_name_no_function(tmp_path: Path) -> None:
+    mark = {"ph": "X", "cat": "user_annotation", "name": "execute_context_0(0)_generation_2(2)"}
+    events = [mark | {"pid": 1, "tid": 1, "ts": at, "dur": 400} for at in (38_000, 16_000)]
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaGraphLaunch", "pid": 1, "tid": 1}
+    kernel = {"ph": "X", "cat": "kernel", "name": "norm", "pid": 0, "tid": 7}
+    for number, (called, ran) in enumerate([(10, 42_000), (32_000, 26_000)], 1):
+        work = {"correlation": number, "device": 0, "stream": 7}
+        events += [
+            launch | {"ts": called, "dur": 20, "args": {"correlation": number}},
+            kernel | {"ts": ran, "dur": 5, "args": work},
+        ]
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    assert "mostly" not in ta.steps(path).verdict

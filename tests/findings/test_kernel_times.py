@@ -296,3 +296,17 @@ def test_recordings_of_others(shared: Path, name: str, id_: str, cost_ns: int) -
     assert [one.id for one in large] == [id_]
     assert large[0].cost_ns == pytest.approx(cost_ns, rel=0.001)
     assert "throttled" not in large[0].title
+
+
+def test_no_kernel_with_equal_grids_has_no_difference() -> None:
+    """Most steps lack what this step has: the only time of a kernel is that of another step."""
+    schema = ["number", "step", "kernel", "n", "total_ns", "max_ns", "blocks"]
+    rows = [
+        (0, "s0", "gemm", 1, 50, 50, 132),
+        (1, "s1", "gemm", 1, 50, 50, 132),
+        (2, "s2", "norm", 1, 80, 80, None),
+        (3, "s3", "norm", 1, 250, 250, None),
+        (3, "s3", "gemm", 1, 110, 110, 280),
+    ]
+    frame = pl.DataFrame(rows, schema=schema, orient="row")
+    assert compare(frame, "step", "s3", "in other steps") is None

@@ -226,7 +226,7 @@ def _typical(rows: pl.DataFrame) -> float:
     return float(half[0]) if half.len() else 1.0
 
 
-def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) -> Difference:
+def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) -> Difference | None:
     """Return the difference if the same kernels take longer: all or some, in all or some steps."""
     if (factor := _except_parameters(rows)) > 1 + _APART:
         return Difference(
@@ -251,6 +251,8 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
             )
             return Difference(SLOW_GPU, text)
     rows = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)  # others have no median
+    if rows.is_empty():
+        return None
     factor = _typical(rows)
     is_longer = pl.col("mean") >= pl.col("usual_mean") * (1 + (factor - 1) / 2)
     usual = rows.with_columns(ns=pl.col("n") * pl.col("usual_mean"))

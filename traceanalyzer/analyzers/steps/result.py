@@ -200,13 +200,11 @@ def _exposed(result: Steps) -> str:
     """Describe the exposed host time before decode steps, if it is worth it."""
     steps = result.engine_steps.filter(pl.col("phase") == DECODE).drop_nulls("exposed_ns")
     each, length = steps["exposed_ns"].mean(), steps["duration_ns"].mean()
-    if not isinstance(each, float) or each < _WORTH_FRAC * float(length or 0):  # type: ignore[arg-type]
+    if not isinstance(each, float) or each <= _WORTH_FRAC * float(length or 0):  # type: ignore[arg-type]
         return ""
-    main = result.scheduler.filter(pl.col("phase") == DECODE)["function"][0]
-    return (
-        f"Exposed host time before a decode step: {format_ns(each)} (mean), mostly "
-        f"{frame_text(main)}."
-    )
+    functions = result.scheduler.filter(pl.col("phase") == DECODE)["function"]
+    mostly = "".join(f", mostly {frame_text(one)}" for one in functions.head(1))
+    return f"Exposed host time before a decode step: {format_ns(each)} (mean){mostly}."
 
 
 def _breakdown(result: Steps) -> str:
