@@ -162,16 +162,39 @@ def test_a_limited_table_says_its_share(torch: str) -> None:
     assert "lists 8.7 % of the host time" in " ".join(result.notes)
 
 
-def test_a_truncated_table_has_no_shares(torch: str, tmp_path: Path) -> None:
+def test_a_truncated_table_has_the_printed_shares(torch: str, tmp_path: Path) -> None:
     whole = Path(f"{torch}profiler_list.dat")
     cut = tmp_path / "cut.dat"
     cut.write_bytes(whole.read_bytes()[:9000])
     full, part = ta.printed(whole), ta.printed(cut)
-    assert "10.4 % of the printed total" in full.verdict
-    assert part.verdict.endswith("634.9 us.")
-    assert part.to_polars("operators")["self_host_frac"].is_null().all()
+    rows = part.to_polars("operators")
+    of_full = full.to_polars("operators").join(rows, on=["name", "line"])
+    shares = of_full["self_host_frac_right"].to_list()
+    assert of_full["self_host_frac"].to_list() == pytest.approx(shares, abs=5.1e-5)
+    assert rows["self_host_frac"].null_count() == 0
     assert not any("truncated" in note for note in full.notes)
     assert [note for note in part.input_notes if str(cut) in note and "truncated" in note]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_outside"), [("ProfilerStep*", True), ("[pl]run", True), ("mm", False)]
+)
+def test_time_in_no_operator_is_named_before_operators(
+    name: str, is_outside: bool, tmp_path: Path
+) -> None:
+    rule = "  ".join("-" * 15 for _ in range(4))
+    rows = (
+        ("Name", "Self CPU %", "Self CPU", "# of Calls"),
+        (name, "77.95%", "19.105s", "5"),
+        ("aten::add", "3.84%", "941.579ms", "5"),
+    )
+    text = ["  ".join(f"{cell:>15}" for cell in row) for row in rows]
+    (tmp_path / "a.txt").write_text("\n".join([rule, text[0], rule, *text[1:], rule]))
+    first, *more = ta.printed(tmp_path / "a.txt").verdict.split(". ")
+    assert "78.0 %" in first
+    assert name in first
+    assert bool(more) is is_outside
+    assert "aten::add" not in first
 
 
 def test_a_table_with_totals_only_is_one_error(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tables of ``key_averages().table()``: rows as printed, shares of the totals below each table."""
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -22,6 +23,10 @@ _NUMBERS = {
     **dict.fromkeys(("calls", "self_device_ns", "total_device_ns"), pl.Int64),
     **dict.fromkeys(("self_host_ns", "total_host_ns", *_MEMORY, "node"), pl.Int64),
     "flops": pl.Float64,
+}
+#: As printed, for tables without totals.
+_SHARES = {
+    f"{part}_{place}_frac": pl.Float64 for place in ("device", "host") for part in ("self", "total")
 }
 _TOTALS = {"host_ns": pl.Int64, "device_ns": pl.Int64}
 #: What rows are grouped by besides the name, and how a table names it.
@@ -52,11 +57,12 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
 
     ``operators``: rank, path, table (number in its file), name, is_cut (the text shortened the
     name), overload, input_dims, stack, calls, ``self_`` and ``total_`` of ``host_ns`` and
-    ``device_ns``, their shares of the printed totals, ``mean_host_ns``, flops (of all calls), and
-    memory. ``operator_totals``: grouped_by, rows, cut (rows with a shortened name), calls, the
-    totals below the table (``host_ns``, ``device_ns``), listed_frac (part of ``host_ns`` in rows).
+    ``device_ns``, their shares of the printed totals (without totals, the shares as printed),
+    ``mean_host_ns``, flops (of all calls), and memory. ``operator_totals``: grouped_by, rows, cut
+    (rows with a shortened name), calls, the totals below the table (``host_ns``, ``device_ns``),
+    listed_frac (part of ``host_ns`` in rows).
     """
-    read = wide(rows, FORMS[0], _NUMBERS, tuple(_GROUPS))
+    read = wide(rows, FORMS[0], _NUMBERS | _SHARES, tuple(_GROUPS))
     number = (pl.col("block").rank("dense").over("path", "rank") - 1).cast(pl.Int64)
     read = read.with_columns(table=number, stack=pl.col("stack").str.replace_all("\n", " < "))
     printed = read.drop_nulls("calls")
@@ -117,9 +123,8 @@ def _operators(printed: pl.DataFrame, totals: pl.DataFrame, by: str) -> pl.DataF
     whole = totals.select(*_TABLE, *_TOTALS)
     joined = printed.join(whole, on=_TABLE, how="left", nulls_equal=True, maintain_order="left")
     shares = {
-        f"{part}_{place}_frac": _within(ratio(f"{part}_{place}_ns", f"{place}_ns"))
-        for place in ("device", "host")
-        for part in ("self", "total")
+        name: _within(ratio(f"{name[:-5]}_ns", f"{name.split('_')[1]}_ns").fill_null(pl.col(name)))
+        for name in _SHARES
     }
     mean = (pl.col("total_host_ns") / pl.col("calls")).round().cast(pl.Int64, strict=False)
     rows = joined.with_columns(**shares, mean_host_ns=pl.when(pl.col("calls") > 0).then(mean))
@@ -131,7 +136,7 @@ def _operators(printed: pl.DataFrame, totals: pl.DataFrame, by: str) -> pl.DataF
         nulls_last=True,
     )  # fmt: skip
     return ordered.select(
-        "rank", "path", "table", "name", "is_cut", *_GROUPS, *_NUMBERS, *shares, "mean_host_ns",
+        "rank", "path", "table", "name", "is_cut", *_GROUPS, *_NUMBERS, *_SHARES, "mean_host_ns",
         "line",
     )  # fmt: skip
 
@@ -144,6 +149,9 @@ def _within(share: pl.Expr) -> pl.Expr:
 #: Rows of marked steps, and of waits for streams and events (``enable_cuda_sync_events``).
 _NO_OPERATORS = r"^ProfilerStep|^(?:Context|Stream|Event) Sync$|^Stream Wait Event$"
 
+
+#: Rows of marked steps, of Lightning's actions, and of the DataLoader.
+_RANGES = r"ProfilerStep|\[pl\]|enumerate\(DataLoader"
 
 #: Parts of names of kernels, copies and operators, which ranges of the user rarely have.
 _OF_WORK = r"(?i)::|[<(]|kernel|gemm|conv|mma|nccl|rccl|mem(?:cpy|set)|triton|\.\.\.$|\d{3}"
@@ -164,21 +172,33 @@ def _is_range(operators: pl.DataFrame) -> pl.Expr:
 def _verdict(operators: pl.DataFrame, totals: pl.DataFrame, by: str) -> str:
     """Return the row with most time; before it, whether the device mostly waits for the host."""
     ran = operators.filter(~pl.col("name").str.contains(_NO_OPERATORS), ~_is_range(operators))
+    outside = _outside(operators)
     operators = ran if ran.height else operators
     row, busy_frac = operators.row(0, named=True), None
     if by == "self_device_ns" and totals.height == 1:
         busy_frac = totals.select(ratio("device_ns", "host_ns")).item()
     if busy_frac is not None and 0 < busy_frac < _HOST_BOUND_FRAC:
         top = operators.sort("self_host_ns", descending=True, nulls_last=True).row(0, named=True)
+        highest = f"{top['name']} has the highest self host time: {format_ns(top['self_host_ns'])}."
         return (
             f"The device time is {format_frac(busy_frac)} of the host time: the device mostly "
-            f"waits for the host. {top['name']} has the highest self host time: "
-            f"{format_ns(top['self_host_ns'])}."
+            f"waits for the host. {outside or highest}"
         )
     place = by.split("_")[1]
     share = row[f"self_{place}_frac"]
     size = format_ns(row[by]) if share is None else f"{format_frac(share)} of the printed total"
-    return f"{row['name']} has the highest self {place} time of the printed rows: {size}."
+    before = f"{outside} Of the operators, " * (place == "host" and bool(outside))
+    return f"{before}{row['name']} has the highest self {place} time of the printed rows: {size}."
+
+
+def _outside(operators: pl.DataFrame) -> str:
+    """Return a sentence if a range has the highest self host time, which is that of no operator."""
+    top = operators.sort("self_host_ns", descending=True, nulls_last=True).row(0, named=True)
+    if not re.match(_RANGES, top["name"]):
+        return ""
+    share = top["self_host_frac"]
+    size = format_ns(top["self_host_ns"]) if share is None else format_frac(share)
+    return f"{size} of the host time is in no operator ({top['name']}): Python code, data loading."
 
 
 def _notes(operators: pl.DataFrame, totals: pl.DataFrame) -> Iterator[str]:
@@ -217,7 +237,7 @@ def _notes(operators: pl.DataFrame, totals: pl.DataFrame) -> Iterator[str]:
     if without := totals["host_ns"].null_count():
         yield (
             f"{format_count(without, 'table')} of operators without the total below the rows, so "
-            "truncated or not printed to its end: the shares are not known."
+            "truncated or not printed to its end: shares are those printed in the rows."
         )
     if totals["device_ns"].max():
         yield (

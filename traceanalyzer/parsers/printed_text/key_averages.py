@@ -24,8 +24,17 @@ _MOST_OTHERS = 200
 _MOST_LINES = 1000
 
 _Read = Callable[[str], float | None]
+
+
+def _share(text: str) -> float | None:
+    return number(text.strip().replace("%", "e-2"))
+
+
 #: Metric and unit by the heading; ``CUDA`` stands for any device.
 _COLUMNS: dict[str, tuple[str, _Read]] = {
+    "Self CPU %": ("self_host_frac", _share),
+    "CPU total %": ("total_host_frac", _share),
+    "Self CUDA %": ("self_device_frac", _share),
     "Self CPU": ("self_host_ns", nanoseconds),
     "Self CPU total": ("self_host_ns", nanoseconds),
     "CPU total": ("total_host_ns", nanoseconds),
