@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -21,9 +21,16 @@ _COMMON = {"gpu_idle", "comm_outliers", "kernels", "info", "steps"}
 
 def judged(rule: str, *recordings: Trace | Path) -> list[Measured]:
     """Return all measurements of a rule on recordings, of which only what it uses is measured."""
-    names = (_COMMON | analyses([BY_ID[rule]])) - {REPLAY}
-    examined = examine(recordings, names, use="findings")
-    return list(BY_ID[rule].judge(Answers(dict(examined.results))))
+    (found,) = judged_by([rule], *recordings)
+    return found
+
+
+def judged_by(names: Iterable[str], *recordings: Trace | Path) -> list[list[Measured]]:
+    """Return all measurements of each of several rules on recordings, read once."""
+    rules = [BY_ID[name] for name in names]
+    needed = (_COMMON | analyses(rules)) - {REPLAY}
+    results = dict(examine(recordings, needed, use="findings").results)
+    return [list(rule.judge(Answers(results))) for rule in rules]
 
 
 def finding(rule: str, *recordings: Trace) -> ta.Finding:

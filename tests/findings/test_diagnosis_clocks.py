@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, MS, device, host, step, trace
-from diagnosing import judged
+from diagnosing import judged, judged_by
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -146,9 +146,9 @@ def test_slow_gpu_with_wait_time_is_a_straggler() -> None:
 @pytest.mark.parametrize(("n_ranks", "slow"), [(8, (4, 5, 6, 7)), (6, (1, 4)), (8, ())])
 def test_slow_gpus_of_several_ranks_are_one_finding(n_ranks: int, slow: tuple[int, ...]) -> None:
     traces = job(lambda rank, _n, _k: 1.5 if rank in slow else 1, n_ranks)
-    assert [one.ranks for one in judged("slow-gpu", *traces)] == [slow] * bool(slow)
-    assert not judged("straggler", *traces)
-    assert not judged("unequal-work", *traces)
+    found, *others = judged_by(["slow-gpu", "straggler", "unequal-work"], *traces)
+    assert [one.ranks for one in found] == [slow] * bool(slow)
+    assert others == [[], []]
 
 
 @pytest.mark.parametrize(
@@ -183,6 +183,7 @@ def test_half_of_a_node_is_half_of_one_node(nodes: str, ranks: tuple[int, ...], 
     assert answers.label(ranks).endswith(f" ({part} of node a)" if part else str(ranks[-1]))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("slow", [1.12, 1.8])
 def test_a_rank_of_slow_gpus_is_a_straggler_for_another_cause(slow: float) -> None:
     """The GPUs of ranks 2 and 3 of 8 are slow, too little for a finding or much; rank 3 pauses."""
@@ -200,7 +201,7 @@ def test_a_rank_of_slow_gpus_is_a_straggler_for_another_cause(slow: float) -> No
             about = ABOUT | {"group_size": 8}
             events.append(device(ALL_REDUCE, at, length, seq=number, group="0", **about))
         traces.append(trace(events, rank, world_size=8))
-    (gpus,), late = judged("slow-gpu", *traces), judged("straggler", *traces)
+    (gpus,), late = judged_by(["slow-gpu", "straggler"], *traces)
     assert (gpus.ranks, (gpus.size or 0) >= 0.05) == ((2, 3), slow > 1.5)
     assert late[0].rank == 3
     assert 0.35 <= (late[0].cost_frac or 0) <= 0.55
@@ -233,8 +234,8 @@ def test_unequal_work_of_several_ranks_is_balanced_over_all() -> None:
 
 def test_unequal_work_and_a_straggler_of_another_cause() -> None:
     traces = job(lambda rank, _n, k: 1 + rank if k == "gemm" else 1, pause_ns=99 * MS)
-    assert [one.rank for one in judged("straggler", *traces)] == [1]
-    (one,) = judged("unequal-work", *traces)
+    (straggler,), (one,) = judged_by(["straggler", "unequal-work"], *traces)
+    assert straggler.rank == 1
     assert one.ranks == (2, 3)
     assert "rank 1" not in one.evidence[0]
 
@@ -243,9 +244,8 @@ def test_unequal_work_in_each_step_and_an_idle_rank() -> None:
     """Rank 1 is idle in one step: the unequal work of the others remains a finding."""
     factor: Factor = lambda rank, n, k: 1.5 if rank == n and k == "gemm" else 1  # noqa: E731
     traces = job(factor, pause_ns=40 * MS)
-    (straggler,) = judged("straggler", *traces)
+    (straggler,), (one,) = judged_by(["straggler", "unequal-work"], *traces)
     assert (straggler.rank, max(straggler.explained)) == (1, "unknown-idleness")
-    (one,) = judged("unequal-work", *traces)
     assert one.total_ns == 4 * 3 * 2 * MS
 
 

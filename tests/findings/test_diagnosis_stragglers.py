@@ -399,6 +399,7 @@ def launching(
     return traces
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("slow", [1, 3])
 def test_the_host_of_one_rank_is_slow(slow: int) -> None:
     first = ta.diagnose(launching(tuple(25 if rank == slow else 5 for rank in range(4)))).findings[

@@ -109,6 +109,7 @@ def test_gain_of_a_pause_of_the_slowest_rank() -> None:
     assert one.gain_frac == pytest.approx(1.9 / 5.2, rel=0.06)
 
 
+@pytest.mark.sample(2, "process")
 @pytest.mark.parametrize("process", ["MultiProcessing", "SingleProcess"])
 @pytest.mark.parametrize(("pause", "transfer"), [(2000, 1500), (4000, 900), (3000, 1200)])
 def test_a_late_loader_hides_no_other_cause(process: str, pause: int, transfer: int) -> None:
