@@ -159,7 +159,7 @@ def test_cost_is_reported_from_two_steps() -> None:
     persistent = comm_outliers(stepped(dict.fromkeys(range(6), 1)))
     check_wording(persistent.verdict)
     once = comm_outliers(stepped({2: 1}, by=15 * MS))
-    assert by_rank(once, "straggler_frac")[1] > 0.1
+    assert by_rank(once, "straggler_frac")[1] > 0.09
     assert "It costs" not in once.verdict
     alone = comm_outliers(stepped({0: 1}, steps=1))
     check_wording(alone.verdict)

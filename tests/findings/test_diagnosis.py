@@ -258,10 +258,10 @@ def test_data_loading_share_matches_tensorboard_plugin(shared: Path) -> None:
         share = costs["DataLoader"] / costs["Total"]
         assert bool(loading) == (share > 0.05)
         for one in loading:
-            assert one.severity == "warning"
             assert one.cost_frac == pytest.approx(share, abs=0.03)
-            # steps with four workers are 16.7 % shorter, with the profiler, whose time is left out
-            assert one.gain_frac == pytest.approx(0.167, abs=0.07)
+            # steps with four workers are 16.7 % shorter, with the profiler; without it, the GPU has
+            # work for all but 9 % of a step (98.5 of 108.2 ms)
+            assert 0.03 < (one.gain_frac or 0) < 0.09
 
 
 def test_slow_loader_on_cpu_is_critical(shared: Path) -> None:
