@@ -67,6 +67,26 @@ def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
     check_wording(one.title, *one.evidence)
 
 
+def _served(prefills: int, slow: int) -> Trace:
+    """Return 20 steps of an engine, some prefill; the last decode steps are throttled."""
+    events, at = [], 0
+    for number in range(20):
+        prefills_here, throttled_here = number < prefills, number >= 20 - slow
+        name = "step[EXTEND bs=2 toks=8192]" if prefills_here else "step[DECODE bs=64]"
+        lengths = [ns * (12 if prefills_here else 1 + throttled_here) for ns in KERNELS.values()]
+        events.append(host("user_annotation", name, at, sum(lengths)))
+        for kernel, ns in zip(KERNELS, lengths, strict=True):
+            events.append(device(kernel, at, ns))
+            at += ns
+    return trace(events)
+
+
+@pytest.mark.parametrize(("prefills", "slow"), [(6, 0), (6, 3), (0, 3)])
+def test_steps_of_an_engine_are_compared_with_equal_ones(prefills: int, slow: int) -> None:
+    found = judged("throttled-steps", _served(prefills, slow))
+    assert [one.total_ns for one in found] == [slow * 8 * MS] * (slow > 0)
+
+
 def test_one_throttling_is_one_finding() -> None:
     """Two of five steps are slow: the time above the median step is a part of the cost."""
     (one,) = (f for f in ta.diagnose(throttled(2)).findings if f.step)

@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     Difference,
     compare,
 )
+from traceanalyzer.analyzers.common.step_marks import with_phases
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -26,6 +27,8 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 _SLOW = 1.1
 #: Minimum number of steps or ranks for a comparison.
 _ENOUGH = 3
+#: Steps of an engine have equal work if these agree; they are null for other steps.
+_KIND = ("phase", "batch", "tokens")
 #: What is slow: several GPUs, or one.
 _GPUS = ("these GPUs and of their node", "this GPU")
 #: Ranks are equally slow if their times differ by at most this factor.
@@ -61,9 +64,10 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
         for rows in (steps, every, kernels)
     )
     slow = slow.sort("step")
-    fastest = every.filter(pl.col("speed") <= pl.col("fast"))["step"].sort().to_list()
-    slow_names = slow.sort("speed", descending=True).head(_NAMED)["step"].sort().to_list()
-    worst = slow.sort("speed", descending=True)["step"][0]
+    slowest = slow.sort("speed", descending=True)
+    slow_names, worst = slowest["step"].head(_NAMED).sort().to_list(), slowest["step"][0]
+    equal = every.join(slowest.head(1), on=_KIND, how="semi", nulls_equal=True)
+    fastest = equal.filter(pl.col("speed") <= pl.col("fast"))["step"].sort().to_list()
     compared = _as_one_step(of_device.filter(pl.col("step").is_in([*fastest, worst])), worst)
     label = _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
     difference = compare(compared, "step", worst, f"in {label}")
@@ -140,14 +144,16 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     """Return the kernels of each step, and those outside steps as one more step.
 
     ROCm records no grids of kernels that were launched before the recording; then kernels are the
-    same if their names agree.
+    same if their names agree. Steps of an inference engine have their :data:`_KIND`.
     """
     if result.by_step is None:
         return pl.DataFrame(schema={"step": pl.String})
     rows = result.by_step.with_columns(pl.col("step").fill_null(_OUTSIDE))
     has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
     blocks = pl.when(has_grid.all().over("path")).then("blocks")
-    keys = [*DEVICE, "step", "kernel", "blocks"]
+    kinds = with_phases(rows.select(pl.col("step").cast(pl.String).unique()))
+    rows = rows.join(kinds.cast({"step": pl.Categorical}), on="step")
+    keys = [*DEVICE, "step", *_KIND, "kernel", "blocks"]
     sums = pl.col("n", "total_ns").sum(), pl.col("max_ns").max()
     return rows.with_columns(blocks).group_by(keys).agg(sums)
 
@@ -159,18 +165,18 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
         rows: rows of :func:`_by_step`.
 
     Returns:
-        path, rank, device, step, speed (time / time at the median duration), fast (the speed that
-        the fastest quarter of steps of the device reach), over_ns (above that).
+        path, rank, device, step, its kind, speed (time / time at the median duration), fast (the
+        speed that the fastest quarter of such steps of the device reach), over_ns (above that).
     """
     if rows.filter(pl.col("step") != _OUTSIDE).is_empty():
         return pl.DataFrame()
-    keys = [*DEVICE, "kernel", "blocks"]
+    keys = [*DEVICE, *_KIND, "kernel", "blocks"]
     usual = (pl.col("total_ns") / pl.col("n")).median()
     known = rows.group_by(keys).agg(usual=usual, steps=pl.len()).filter(pl.col("steps") >= _ENOUGH)
     common = rows.join(known, on=keys, nulls_equal=True, maintain_order="left")
     over, usual = pl.col("max_ns") - pl.col("usual"), pl.col("usual") * pl.col("n")
     common = common.with_columns(over=over, usual=usual)
-    each = common.group_by(*DEVICE, "step").agg(
+    each = common.group_by(*DEVICE, "step", *_KIND).agg(
         pl.col("total_ns", "usual", "n").sum(), pl.col("over").max()
     )
     # one long call among many is not a slow GPU
@@ -180,7 +186,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     much = pl.col("usual") >= _LEAST_WORK * pl.col("usual").median().over(DEVICE)
     each = each.filter(much | (pl.col("step") != _OUTSIDE))
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
-    each = each.with_columns(fast=pl.col("speed").quantile(0.25, "lower").over(DEVICE))
+    each = each.with_columns(fast=pl.col("speed").quantile(0.25, "lower").over(*DEVICE, *_KIND))
     over = (pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))).alias("over_ns")
     return each.with_columns(over).sort(*DEVICE, "step")
 

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     compare,
 )
 from traceanalyzer.analyzers.common.names import called_in, frame_text, launched_by
-from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL
+from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL, with_phases
 from traceanalyzer.analyzers.common.waits import ADVICE, KV_TRANSFER, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
@@ -341,11 +341,17 @@ def _with_time(row: Mapping[str, Any]) -> str:
 
 
 def _kernels_in(answers: Answers, worst: Mapping[str, Any]) -> Difference | None:
-    """Compare the kernels of the slowest step with those of the other steps of its rank."""
+    """Compare the kernels of the slowest step with those of the other steps of its rank.
+
+    Steps of an inference engine are compared with those of the same phase.
+    """
     if (kernels := answers.of(Kernels)) is None or kernels.by_step is None:
         return None
     same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
     rows = kernels.by_step.filter(*same, pl.col("step").is_not_null())
+    steps = with_phases(rows.select(pl.col("step").cast(pl.String).unique()))
+    alike = steps.filter(pl.col("phase").eq_missing(worst["phase"]))["step"]
+    rows = rows.filter(pl.col("step").cast(pl.String).is_in(alike.implode()))
     return compare(rows, "step", worst["step"], "in other steps")
 
 
