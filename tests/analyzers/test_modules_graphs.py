@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import polars as pl
 import pytest
 from module_traces import Event, module, op, slice_, write
 
@@ -509,3 +510,43 @@ def test_a_graph_of_one_of_several_equal_layers_is_not_guessed(tmp_path: Path) -
     eager_path = write(tmp_path / "eager.json", launched(layers(3), 0, 1))
     graph_path = write(tmp_path / "graph.json", of_graph(layers(1)[1:-1], 0, 1))
     assert device_ns(ta.modules([eager_path, graph_path])) == of_modules(layers(3), 1) | {None: 26}
+
+
+def test_modules_and_kernels_have_the_same_code(tmp_path: Path) -> None:
+    """Also of graphs and of the backward pass, whose thread runs no function."""
+    kernels = [("embedding", "model.py(3): embed", 3), ("gemm", "model.py(9): mlp", 8)]
+    frames = [
+        {**one, "name": one["name"].removeprefix("nn.Module: ")} if "args" in one else one
+        for one in launched(kernels, 0, 1)
+    ]
+    sequence = {"Sequence number": 7, "Fwd thread id": 0}
+    forward = next(one for one in frames if one["name"] == "aten::gemm")
+    forward["args"] = forward.get("args", {}) | sequence
+    node = op("GemmBackward0", 2, 500, 520)
+    node["args"] = {"Sequence number": 7, "Fwd thread id": 1}
+    call = slice_("cuda_runtime", "cudaLaunchKernel", 2, 505, 506, correlation=90)
+    backward = [node, call, work("gemm_bwd", 600, 30, 90)]
+    eager_path = write(tmp_path / "eager.json", [module("Model_0", 1, 0, 40), *frames, *backward])
+    graph_path = write(tmp_path / "graph.json", of_graph(kernels, 0, 1))
+    both = [eager_path, graph_path]
+    expected = {"model.py(9): mlp": 2 * 8 + 30, "model.py(3): embed": 2 * 3}
+    by_code = ta.kernels(both, by="code").families.group_by("code").agg(pl.col("total_ns").sum())
+    assert dict(by_code.rows()) == {name: 1000 * us for name, us in expected.items()}
+    functions = ta.modules(both).functions
+    assert dict(functions.select("function", "device_ns").rows()) == dict(by_code.rows())
+    of_mlp = functions.filter(function="model.py(9): mlp")
+    assert of_mlp["backward_device_ns"].to_list() == [30_000]
+
+
+def test_stacks_in_arguments_of_operators_are_code(tmp_path: Path) -> None:
+    """As PyTorch 1.8 wrote them: the innermost function first."""
+    stack = "/x/site-packages/torch/nn/f.py(2): linear;net.py(4): forward;train.py(9): <module>"
+    events = launched([("gemm", None, 8), ("loss", None, 2)], 0, 1)
+    events[0]["args"] = {"Call stack": stack}
+    path = write(tmp_path / "r.json", events)
+    rows = ta.kernels(path, by="code").families.select("code", "total_ns").rows()
+    assert sorted(rows, key=lambda row: row[1]) == [(None, 2000), ("net.py(4): forward", 8000)]
+    by_stack = ta.operators(path, group_by_stack=2).operators.filter(name="aten::gemm")
+    assert by_stack["stack"].to_list() == [
+        "/x/site-packages/torch/nn/f.py(2): linear; net.py(4): forward"
+    ]

@@ -13,7 +13,7 @@ import polars as pl
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.names import frame_text, is_step, mapped, named, python_frame
 from traceanalyzer.frames import intervals, linking, nesting, slice_tree
-from traceanalyzer.trace import Trace
+from traceanalyzer.trace import Trace, with_events
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, NCCL_ANNOTATION_PREFIXES, NUMBERED_STEP
 
 THREAD = ["pid", "tid"]
@@ -26,6 +26,7 @@ _MARKED = "#"
 
 #: Frames of C functions and of modules have no line in the program.
 _NO_LINE = r"^<built-in|^nn\.Module:"
+_CALL_STACK = r'"Call stack"\s*:\s*"((?:[^"\\]|\\.)+)"'
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,27 @@ def _places(trace: Trace) -> Places:
     return Places(
         operators, annotations.filter(~steps).sort("start", "end", descending=[False, True])
     )
+
+
+def with_call_stacks(trace: Trace) -> Trace:
+    """Return the trace with the stacks in arguments of operators (of PyTorch 1.8) as slices."""
+    if "args" not in trace.events.columns or "python_function" in trace.kinds:
+        return trace
+    stack = pl.col("args").cast(pl.String).str.extract(_CALL_STACK)
+    operators = trace.events.filter((pl.col("kind") == "cpu_op") & (pl.col("dur") >= 0))
+    frames = operators.select("rank", "pid", "tid", "ts", "dur", name=stack).drop_nulls("name")
+    rows = frames.with_columns(pl.col("name").str.split(";").list.reverse()).explode("name")
+    kind = pl.lit("python_function").cast(trace.events.schema["kind"])
+    rows = rows.with_columns(pl.col("name").cast(trace.events.schema["name"]), kind=kind)
+    return with_events(trace, rows) if rows.height else trace
+
+
+def functions(names: pl.DataFrame) -> pl.Expr:
+    """Whether a row is a function of own code; without any, of a library: kind and name."""
+    is_frame = pl.col("kind") == "python_function"
+    of_user = is_frame & in_own_code(names["name"])
+    has_any = names.select(of_user.any()).item()
+    return of_user if has_any else is_frame & ~named(names, [_NO_LINE])
 
 
 def python_frames(

@@ -108,11 +108,8 @@ def needs(options: Options) -> Needs:
             {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, *vocabulary.ANNOTATION_KINDS},
             (PYTORCH_MARK,),
         )
-    if options.by == "module":
+    if options.by in _IN_ARGUMENTS:
         return replace(modules.NEEDS, columns=("args",))
-    if options.by == "code":
-        kinds = {*vocabulary.DEVICE_WORK, *vocabulary.LAUNCH_KINDS, "python_function"}
-        return Needs(kinds, columns=("args",))
     unused = {"tid", "correlation", "external_id", "bytes"}  # streams show impossible times
     return Needs({*vocabulary.DEVICE_WORK}, unused=tuple(unused - {options.by}), inputs_of={JOIN})
 
@@ -409,16 +406,17 @@ def _launched_in(trace: Trace, work: pl.DataFrame, of: str) -> list[pl.Series]:
 
 
 def _code(trace: Trace, work: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-    """Return the recorded lines of each kernel, else the function around its launch call."""
-    lines = host_code.recorded_lines(trace, work["event"])
-    launched = launching.launches(trace, work).select("work", "pid", "tid", ts="launch_start")
-    around = host_code.python_frames(trace, launched).cast(pl.String)
-    functions = pl.repeat(None, work.height, dtype=pl.String, eager=True)
-    names = lines.zip_with(lines.is_not_null(), functions.scatter(launched["work"], around))
+    """Return the code of each kernel as of :func:`.assignment.code_of`, and if it is recorded."""
+    try:
+        code = assignment.code_of_work(host_code.with_call_stacks(trace))
+    except MissingData:  # no calls
+        lines = host_code.recorded_lines(trace, work["event"])
+        code = pl.DataFrame({"code": lines, "is_named": lines.is_not_null()})
+    names = code["code"]
     if not names.count() and not assignment.are_launched(trace):
         hint = record_hint(trace.meta, "python_function") or "record Python frames"
         raise MissingData(f"{trace.meta.path}: no lines or functions were recorded; {hint}")
-    return names, lines.is_not_null()
+    return names, code["is_named"]
 
 
 def _around_launches(trace: Trace, work: pl.DataFrame, of: str) -> pl.Series:

@@ -147,6 +147,11 @@ def _is_compiled(tree: pl.DataFrame) -> pl.Expr:
 def _nothing(trace: Trace, options: Options) -> str:
     if options.patterns:
         return f"no module was recorded, and no annotation matches {', '.join(options.patterns)}"
+    if host_code.with_call_stacks(trace) is not trace:
+        return (
+            "this version of PyTorch recorded stacks without modules; `traceanalyzer kernels --by "
+            "code` has the lines, PyTorch 1.12 or later with_stack=True records modules"
+        )
     hint = record_hint(trace.meta, call_tree.FRAMES)
     marked = "mark modules with record_function or NVTX ranges and give --pattern"
     return "no modules were recorded; " + (f"{hint}, or {marked}" if hint else marked)
@@ -526,6 +531,48 @@ def of_work(trace: Trace) -> tuple[pl.Series, npt.NDArray[np.bool_]]:
     return paths(place.modules)[nesting.row_numbers(place.module)], place.is_named
 
 
+def code_of(
+    trace: Trace, tree: pl.DataFrame, launch: nesting.Rows, events: pl.Series
+) -> pl.DataFrame:
+    """Return the code of device work or captured calls: code, phase, is_named.
+
+    That is the recorded lines that a kernel was compiled of or captured from (``is_named``), else
+    the innermost function of own code (of libraries, if no own code was recorded) around the call,
+    or around the forward operator that created the node of the backward pass around it.
+
+    Args:
+        trace: trace of one rank, with ``args`` of events.
+        tree: calls of the rank.
+        launch: call of each row; ROOT if unknown.
+        events: event of each row.
+    """
+    mask = tree.select(host_code.functions(tree).fill_null(value=False)).to_series().to_numpy()
+    assigned = assign(trace, tree, Options(), may_be_none=True, functions=mask)
+    module = np.append(assigned.module, nesting.ROOT)[launch]  # ROOT is the last row
+    names = assigned.modules["name"].cast(pl.String)[nesting.row_numbers(module)]
+    lines = host_code.recorded_lines(trace, events)
+    phase = np.array(PHASES)[np.append(assigned.phase, 0)[launch]]
+    return pl.DataFrame(
+        {
+            "code": lines.zip_with(lines.is_not_null(), names.alias(lines.name)),
+            "phase": pl.Series(phase, dtype=pl.String),
+            "is_named": lines.is_not_null(),
+        }
+    )
+
+
+def code_of_work(trace: Trace) -> pl.DataFrame:
+    """Return :func:`code_of` of each row of device work.
+
+    Raises:
+        MissingData: no calls were recorded.
+    """
+    calls = call_tree.all_calls(trace)
+    tree = call_tree.build(calls)
+    work = call_tree.launched_work(trace, calls["event"])
+    return code_of(trace, tree, launches(work, tree), work["event"])
+
+
 def launches(work: pl.DataFrame, tree: pl.DataFrame) -> nesting.Rows:
     """Return the call that launched each piece of device work, else the operator by external id."""
     call = work["call"].fill_null(nesting.ROOT).to_numpy()
@@ -554,37 +601,34 @@ def _with_named(modules: pl.DataFrame, names: Sequence[str]) -> tuple[pl.DataFra
     return pl.concat([modules, added]), rows
 
 
-def replayed(work: pl.DataFrame, place: Placed) -> pl.DataFrame:
-    """Return the kernels of replays without a module of their own, by context and launch.
+def replayed(work: pl.DataFrame, by: str) -> pl.DataFrame:
+    """Return the kernels of replays without a module or code of their own, by context and launch.
+
+    Args:
+        work: all device work, with ``is_named``, ``phase`` and the column ``by``.
+        by: ``module`` or ``code``.
 
     Returns:
-        :data:`~.replays.CONTEXTS`, ``module`` and ``phase`` of the launch call, ``n``,
-        ``length_ns``.
+        :data:`~.replays.CONTEXTS`, ``by`` and ``phase`` of the launch call, ``n``, ``length_ns``.
     """
-    rows = _with_place(work, place).filter(pl.col("replayed") & ~pl.Series(place.is_named))
-    return rows.group_by(*replays.CONTEXTS, "module", "phase").agg(
+    rows = work.filter("replayed", ~pl.col("is_named"))
+    return rows.group_by(*replays.CONTEXTS, by, "phase").agg(
         n=pl.len().cast(pl.Int64), length_ns=pl.col("length_ns").sum()
     )
 
 
-def launchers(
-    work: pl.DataFrame, place: Placed, captured: pl.DataFrame, in_capture: pl.DataFrame
-) -> pl.DataFrame:
+def launchers(work: pl.DataFrame, captured: pl.DataFrame, by: str) -> pl.DataFrame:
     """Return what is known of kernels that no graph launched: ``context``, ``to``, ``to_phase``.
 
     Args:
-        work: all device work.
-        place: its modules.
-        captured: rows of :func:`~traceanalyzer.analyzers.operators.call_tree.captured_calls`.
-        in_capture: ``module`` and ``phase`` of those.
+        work: all device work, as of :func:`replayed`.
+        captured: rows of :func:`~traceanalyzer.analyzers.operators.call_tree.captured_calls`,
+            with the same columns.
+        by: ``module`` or ``code``.
     """
-    both = (_with_place(work, place).filter(~pl.col("replayed")), captured.hstack(in_capture))
-    renamed = [one.rename({"module": "to", "phase": "to_phase"}) for one in both]
+    both = (rows.drop_nulls(by) for rows in (work.filter(~pl.col("replayed")), captured))
+    renamed = [one.rename({by: "to", "phase": "to_phase"}) for one in both]
     return pl.concat([replays.known(one, ["to", "to_phase"]) for one in renamed])
-
-
-def _with_place(work: pl.DataFrame, place: Placed) -> pl.DataFrame:
-    return work.with_columns(of_rows(place.module, place.phase))
 
 
 def of_rows(module: nesting.Rows, phase: npt.NDArray[np.int8]) -> list[pl.Series]:
@@ -594,24 +638,24 @@ def of_rows(module: nesting.Rows, phase: npt.NDArray[np.int8]) -> list[pl.Series
 
 
 def moved(
-    replayed: Sequence[pl.DataFrame], launchers: Sequence[pl.DataFrame]
+    replayed: Sequence[pl.DataFrame], launchers: Sequence[pl.DataFrame], by: str
 ) -> tuple[pl.DataFrame, int]:
-    """Return the device time of replays as changes of sums, and how much found its module.
+    """Return the device time of replays as changes of sums, and how much found its module or code.
 
     Args:
         replayed: rows of :func:`replayed` of all ranks, modules numbered over all.
         launchers: rows of :func:`launchers` of all ranks, likewise.
+        by: ``module`` or ``code``.
 
     Returns:
-        ``module`` (null outside of any), ``phase``, ``device_ns``; and the time in ns.
+        The column ``by``, ``phase``, ``device_ns``; and the time in ns.
     """
     found = replays.resolved(pl.concat(replayed), launchers, ["to", "to_phase"])
     time = pl.col("length_ns")
     changes = pl.concat(
         [
-            found.select("module", "phase", device_ns=-time),
-            found.select(module="to", phase="to_phase", device_ns=time),
+            found.select(by, "phase", device_ns=-time),
+            found.select(pl.col("to").alias(by), phase="to_phase", device_ns=time),
         ]
     )
-    rows = changes.with_columns(module=pl.when(pl.col("module") != OUTSIDE).then("module"))
-    return rows, int(found["length_ns"].sum())
+    return changes, int(found["length_ns"].sum())

@@ -13,7 +13,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
 from traceanalyzer.analyzers.common.device_work import COMPUTE, device_work
-from traceanalyzer.analyzers.common.host_code import in_own_code, recorded_lines
+from traceanalyzer.analyzers.common.host_code import with_call_stacks
 from traceanalyzer.analyzers.efficiency.calls import calls_of
 from traceanalyzer.analyzers.efficiency.formulas import MATRIX
 from traceanalyzer.analyzers.modules import Options, assignment
@@ -59,7 +59,8 @@ class Part:
         replayed_ns: device time of kernels launched by CUDA or HIP graphs.
         named_ns: part of it of kernels whose arguments have their module.
         unlaunched_ns: device time of work without a known call.
-        functions: ``function``, ``phase``, ``device_ns``: see :func:`_functions`.
+        functions: ``code``, ``phase``, ``device_ns``: sums of :func:`.assignment.code_of`.
+        functions_replays, functions_launchers: as of modules.
     """
 
     rank: int | None
@@ -75,6 +76,8 @@ class Part:
     named_ns: int
     unlaunched_ns: int
     functions: pl.DataFrame
+    functions_replays: pl.DataFrame
+    functions_launchers: pl.DataFrame
 
 
 def measure(trace: Trace, options: Options) -> Part:
@@ -87,7 +90,7 @@ def measure(trace: Trace, options: Options) -> Part:
     missing = "" if assignment.are_annotated(trace) else assignment.missing(trace, options)
     if missing and not assignment.are_launched(trace):
         raise MissingData(missing)
-    trace = with_slices(trace)
+    trace = with_slices(with_call_stacks(trace))
     calls = call_tree.all_calls(trace)
     tree = call_tree.build(calls)
     assigned = assign(
@@ -96,16 +99,16 @@ def measure(trace: Trace, options: Options) -> Part:
     work = call_tree.launched_work(trace, calls["event"])
     launch = assignment.launches(work, tree)
     place = assignment.placed(trace, work, launch, assigned)
-    lines = recorded_lines(trace, work["event"])
     captured = call_tree.captured_calls(trace, calls["event"])
     at = captured["call"].to_numpy()
-    in_capture = pl.DataFrame(assignment.of_rows(assigned.module[at], assigned.phase[at]))
+    in_capture = captured.with_columns(assignment.of_rows(assigned.module[at], assigned.phase[at]))
+    by_module = work.with_columns(
+        *assignment.of_rows(place.module, place.phase), is_named=pl.Series(place.is_named)
+    )
     memory = call_tree.allocations(call_tree.instants_of(trace, calls), tree)
     outside = place.modules.height
-    of_call = np.append(
-        _groups(assigned.module, assigned.phase, outside), outside * len(PHASES)
-    )  # the last for ROOT
-    every = of_call[:-1]
+    every = _groups(assigned.module, assigned.phase, outside)
+    of_call = np.append(every, outside * len(PHASES))  # the last for ROOT
     self_host = tree["self_time"].to_numpy() * runs_operators(tree)
     length = work["length_ns"].to_numpy()
     flops = _flops(trace, calls["event"])
@@ -125,46 +128,28 @@ def measure(trace: Trace, options: Options) -> Part:
         sums=_sums(values, outside),
         nodes=assigned.nodes,
         linked=assigned.linked,
-        replays=assignment.replayed(work, place),
-        launchers=assignment.launchers(work, place, captured, in_capture),
+        replays=assignment.replayed(by_module, "module"),
+        launchers=assignment.launchers(by_module, in_capture, "module"),
         replayed_ns=int(work.filter("replayed")["length_ns"].sum()),
         named_ns=int(length[place.is_named & work["replayed"].to_numpy()].sum()),
         unlaunched_ns=int(length[launch == nesting.ROOT].sum()),
-        functions=_functions(trace, tree, launch, length, lines, options),
+        **_functions(trace, tree, calls["event"], work, captured),
     )
 
 
 def _functions(
-    trace: Trace,
-    tree: pl.DataFrame,
-    launch: nesting.Rows,
-    length: npt.NDArray[np.int64],
-    lines: pl.Series,
-    options: Options,
-) -> pl.DataFrame:
-    """Return the device time of the innermost functions of own code, by phase.
-
-    Kernels count for the recorded lines that they were compiled of or captured from, if any. Work
-    of the backward pass counts for the function whose forward operator created its node.
-    """
-    in_code = (pl.col("kind") == "python_function") & in_own_code(tree["name"])
-    functions = tree.select(in_code.fill_null(value=False)).to_series().to_numpy()
-    schema = {"function": pl.String, "phase": pl.String, "device_ns": pl.Int64}
-    if not functions.any() and not lines.count():
-        return pl.DataFrame(schema=schema)
-    assigned = assign(trace, tree, options, may_be_none=True, functions=functions)
-    names = assigned.modules["name"].cast(pl.String)
-    module = np.append(assigned.module, nesting.ROOT)[launch]  # ROOT is the last row
-    rows = pl.DataFrame(
-        {
-            "function": lines.zip_with(
-                lines.is_not_null(), names[nesting.row_numbers(module)].alias(lines.name)
-            ),
-            "phase": np.array(PHASES)[np.append(assigned.phase, 0)[launch]],
-            "device_ns": length,
-        }
-    )
-    return rows.drop_nulls("function").group_by("function", "phase").sum().select(*schema)
+    trace: Trace, tree: pl.DataFrame, event: pl.Series, work: pl.DataFrame, captured: pl.DataFrame
+) -> dict[str, pl.DataFrame]:
+    """Return the device time by code, and what is known of replays."""
+    call = np.append(assignment.launches(work, tree), captured["call"].to_numpy())
+    of_call = event[captured["call"]]
+    code = assignment.code_of(trace, tree, call, pl.concat([work["event"], of_call]))
+    by_code, in_capture = work.hstack(code[: work.height]), captured.hstack(code[work.height :])
+    return {
+        "functions": by_code.group_by("code", "phase").agg(device_ns=pl.col("length_ns").sum()),
+        "functions_replays": assignment.replayed(by_code, "code"),
+        "functions_launchers": assignment.launchers(by_code, in_capture, "code"),
+    }
 
 
 def _flops(trace: Trace, events: pl.Series) -> tuple[nesting.Rows, intervals.Ints] | None:
@@ -240,7 +225,10 @@ def combine(parts: Sequence[Part], options: Options) -> Modules:
     changes, matched_ns = assignment.moved(
         [_renumbered(part.replays, place, "module") for part, place in each],
         [_renumbered(part.launchers, place, "to") for part, place in each],
+        "module",
     )
+    inside = pl.col("module") != assignment.OUTSIDE
+    changes = changes.with_columns(pl.when(inside).then("module").alias("module"))
     sums = [_sums_of(part, place) for part, place in each]
     rows = (
         pl.concat([*sums, changes], how="diagonal")
@@ -268,17 +256,15 @@ def combine(parts: Sequence[Part], options: Options) -> Modules:
 
 def _by_function(parts: Sequence[Part]) -> pl.DataFrame:
     """Return the rows of :attr:`Modules.functions`."""
-    rows = (
-        pl.concat(part.functions for part in parts)
-        .group_by("function")
-        .agg(
-            pl.col("device_ns").sum(),
-            **{
-                f"{phase}_device_ns": pl.col("device_ns").filter(pl.col("phase") == phase).sum()
-                for phase in PHASES
-            },
-        )
+    changes, _ = assignment.moved(
+        [part.functions_replays for part in parts],
+        [part.functions_launchers for part in parts],
+        "code",
     )
+    time = pl.col("device_ns")
+    of_phase = {f"{one}_device_ns": time.filter(phase=one).sum() for one in PHASES}
+    rows = pl.concat([*(part.functions for part in parts), changes]).drop_nulls("code")
+    rows = rows.group_by(function="code").agg(time.sum(), **of_phase)
     return rows.sort("device_ns", "function", descending=[True, False])
 
 

@@ -82,8 +82,9 @@ class Modules(Result):
         matched_ns: part of it of kernels that count for the module that launches the same
             kernels without a graph.
         unlaunched_ns: device time of work without a known call.
-        functions: device time of the innermost functions of own code: ``function``, ``device_ns``,
-            and its ``forward_``, ``backward_`` and ``recomputed_`` parts.
+        functions: device time by lines of kernels, else by the innermost functions of own code (of
+            libraries, if no own code was recorded): ``function``, ``device_ns``, and its
+            ``forward_``, ``backward_`` and ``recomputed_`` parts.
     """
 
     question = "Which modules take the time?"
@@ -321,7 +322,7 @@ def _tables(result: Modules) -> Iterator[Table]:
         frame = result.functions.with_columns(
             device_frac=pl.col("device_ns") / pl.lit(result.device_ns or None)
         )
-        yield Table("functions", "Own code by device time", frame, _FUNCTIONS)
+        yield Table("functions", "Code by device time", frame, _FUNCTIONS)
     yield table_of_known("classes", "Classes of modules", _classes(rows), _CLASSES)
     if result.ranks.height > 1:
         columns = {**rank_column(result.ranks), **_RANKS}

@@ -12,6 +12,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.common.columns import per_rank, sum_if_known
+from traceanalyzer.analyzers.common.host_code import with_call_stacks
 from traceanalyzer.analyzers.operators import Options, SortBy, call_tree, result, sort_column
 from traceanalyzer.analyzers.operators.result import Operators
 from traceanalyzer.errors import MissingData
@@ -118,6 +119,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
     Raises:
         MissingData: no operators were recorded, or not the data to group by.
     """
+    if options.group_by_stack:
+        trace = with_call_stacks(trace)
     calls = call_tree.all_calls(trace)
     event = calls["event"]
     kept = calls.drop("event")

@@ -113,7 +113,8 @@ def _verdict(result: Operators) -> str:
 
 
 def _launched(result: Operators, device_ns: int) -> str:
-    ordered = result.operators.sort("self_device_ns", "name", descending=[True, False])
+    by_name = result.operators.group_by("name").agg(pl.col("self_device_ns").sum())
+    ordered = by_name.sort("self_device_ns", "name", descending=[True, False])
     heaviest = most_time(ordered, "self_device_ns", device_ns)
     launchers = (
         f"most launched by {heaviest}" if heaviest else "none launched by a recorded operator"
