@@ -50,6 +50,14 @@ def test_each_reason_is_recognized(one: Trace, reason: str, exposed: int) -> Non
     check_wording(ta.overlap(one).verdict)
 
 
+def test_streams_of_a_graph_are_no_reason() -> None:
+    """The driver chooses them by the edges of the graph: another stream would change nothing."""
+    call = host("cuda_runtime", "cudaGraphLaunch", 0, 1000, correlation=1)
+    work = [device(GEMM, MS, 10 * MS), device(ALL_REDUCE, 11 * MS, 4 * MS, stream=7)]
+    graph = [{**one, "correlation": 1, "pid": 1} for one in work]
+    assert shares(trace([call, *graph])) == {"after_compute": 4 * MS}
+
+
 def test_collectives_of_the_host_expose_no_device_time() -> None:
     gloo = host("user_annotation", "gloo:broadcast", 20 * MS, 9 * MS)
     one = iteration(11 * MS, 2 * MS)

@@ -183,7 +183,10 @@ def divide(rows: pl.DataFrame, parts: Sequence[Exposed]) -> pl.DataFrame:
         streams.with_columns(shares=pl.lit(value=True)), on=by, how="left", nulls_equal=True
     )
     rest = pl.col("exposed_ns") - pl.col("waiting_ns")
-    reason = pl.when("shares").then(pl.lit(SHARED)).when("late").then(pl.lit(LATE))
+    of_graph = pl.col("replayed").fill_null(value=False)  # whose edges determine the streams
+    reason = (
+        pl.when(pl.col("shares") & ~of_graph).then(pl.lit(SHARED)).when("late").then(pl.lit(LATE))
+    )
     reason = reason.when(pl.col("late").is_null()).then(pl.lit(UNKNOWN))
     reason = reason.when("after").then(pl.lit(AFTER))
     pieces = pl.concat(
@@ -208,12 +211,12 @@ def divide(rows: pl.DataFrame, parts: Sequence[Exposed]) -> pl.DataFrame:
 
 #: Columns of collectives that are not used here, and those that are after ranks are matched.
 _UNUSED = (
-    "overlapped_by", "memory_ns", "elements_in", "elements_out", "splits_in", "replayed"
+    "overlapped_by", "memory_ns", "elements_in", "elements_out", "splits_in"
 )  # fmt: skip
 _NEEDED = [
     *("id", "instance", "lane", "path", "rank", "device", "stream", "step", "start", "end", "ts"),
     *("duration_ns", "compute_ns", "message_bytes", "collective", "group", "group_size"),
-    "group_ranks",
+    *("group_ranks", "replayed"),
 ]
 
 
