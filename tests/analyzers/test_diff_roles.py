@@ -155,6 +155,21 @@ def test_one_position_of_a_layer_has_a_row(tmp_path: Path) -> None:
     assert (first["before_n"], first["change_ns"]) == (6, 6 * 6_000)
 
 
+@pytest.mark.parametrize("layer", [0, 2, 5])
+def test_one_of_equal_layers_has_a_row(layer: int, tmp_path: Path) -> None:
+    slow = LAYER * 6
+    at = layer * len(LAYER) + 4
+    slow[at] = slow[at]._replace(kernels=((ATTENTION, 60),))
+    files = [
+        record(tmp_path / f"{n}.json", of_step, layers=1)
+        for n, of_step in enumerate((LAYER * 6, slow))
+    ]
+    _, (first, second, *_) = roles(files[0], files[1])
+    assert first["position"] == f"{layer + 1} of 6"
+    assert (first["before_n"], first["change_ns"]) == (1, 20_000)
+    assert second["change_ns"] == 0
+
+
 def test_another_backend_without_operators_pairs_by_order(tmp_path: Path) -> None:
     """As graph replays or nsys: no operators, other kernels, and one more of them."""
     layer = [one._replace(operator=None) for one in LAYER]

@@ -329,8 +329,8 @@ _ROLE = ["operator", "shapes", "family", "before", "after", "pairing"]
 def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
     """Compare kernels by their role.
 
-    Positions with equal operator, shapes and kernels are one row, except for a position that has
-    nearly all of the change.
+    Positions with equal operator, shapes and kernels are one row, except for a position in the
+    layers, or for a layer, that has nearly all of the change.
 
     Returns:
         role, kernel (short), in_place_of (the kernel before if it is another one), the columns of
@@ -343,10 +343,15 @@ def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
         for run, of in zip(pair.both, pairing.of, strict=True)
     ]
     by_place = _compare_sums(pair, rows, ["role"], "total_ns", each)
-    labels = _rows_of_roles(by_place.join(pairing.roles, on="role"))
-    rows = [frame.join(labels.select("role", "row"), on="role") for frame in rows]
+    labels = _rows_of_roles(by_place.join(pairing.roles, on="role").sort("role"), _ROLE)
+    rows = [frame.join(labels.select("role", whole="row"), on="role") for frame in rows]
+    by_layer = _compare_sums(pair, rows, ["whole", "nth"], "total_ns", each)
+    first = labels.unique("row", keep="first").select(*_ROLE, "position", whole="row")
+    labels = _rows_of_roles(by_layer.join(first, on="whole").sort("nth"), ["whole"])
+    to_row = labels.select("whole", "nth", "row")
+    rows = [frame.join(to_row, on=["whole", "nth"], nulls_equal=True) for frame in rows]
     compared = _compare_sums(pair, rows, ["row"], "total_ns", each)
-    described = labels.unique("row", keep="first", maintain_order=True).drop("role")
+    described = labels.unique("row", keep="first").select("row", *_ROLE, "position")
     joined = compared.join(described, on="row", maintain_order="left")
     alone = pl.col("state").is_in((runs.NEW, runs.GONE))
     joined = joined.with_columns(pairing=pl.when(~alone).then("pairing"))
@@ -360,21 +365,21 @@ def roles(pair: Pair, pairing: Pairing) -> pl.DataFrame:
     return _largest_first(named, ["role", "kernel", "shapes", "position"])
 
 
-def _rows_of_roles(each: pl.DataFrame) -> pl.DataFrame:
-    """Return the row of the result of each role: role, row, position, and :data:`_ROLE`."""
-    ordered = each.sort("role")
-    change, whole = pl.col("change_ns"), pl.col("change_ns").sum().over(_ROLE)
+def _rows_of_roles(each: pl.DataFrame, whole: Sequence[str]) -> pl.DataFrame:
+    """Add the row of the result of each part of a whole: row, and position if it is a part."""
+    change, of_whole = pl.col("change_ns"), pl.col("change_ns").sum().over(whole)
     time = pl.max_horizontal(pl.col("before_ns").fill_null(0), pl.col("after_ns").fill_null(0))
     apart = (
-        (change / whole >= _CHANGED_FRAC)
-        & (whole.abs() >= _CHANGED_FRAC * change.abs().sum().over(_ROLE))
-        & (time < _TIME_FRAC * time.sum().over(_ROLE))
+        (change / of_whole >= _CHANGED_FRAC)
+        & (of_whole.abs() >= _CHANGED_FRAC * change.abs().sum().over(whole))
+        & (time < _TIME_FRAC * time.sum().over(whole))
         & pl.col("state").is_in((runs.SLOWER, runs.FASTER))
     ).fill_null(value=False)
-    number = pl.int_range(pl.len()).over(_ROLE) + 1
-    position = pl.format("{} of {}", number, pl.len().over(_ROLE))
-    rows = ordered.select("role", *_ROLE, position=pl.when(apart).then(position))
-    keys = rows.select(*_ROLE, "position")
+    number = pl.int_range(pl.len()).over(whole) + 1
+    part = pl.when(apart).then(pl.format("{} of {}", number, pl.len().over(whole)))
+    known = [name for name in ("position",) if name in each.columns]
+    rows = each.with_columns(position=pl.coalesce(part, *known))
+    keys = rows.select(*whole, "position")
     return rows.with_columns(row=pl.Series(numbered(keys.get_columns())[1]))
 
 

@@ -57,7 +57,8 @@ class Units:
         places: ``place`` and ``unit`` (hashes with and without the neighbors), ``operator`` and
             ``shapes`` (null if unknown), ``names`` of its kernels, ``family`` of the longest one,
             ``order``: in a typical step, then elsewhere.
-        times: by step: ``mark`` (null outside of any step), ``place``, ``n``, ``total_ns``.
+        times: by step: ``mark`` (null outside of any step), ``place``, ``nth`` (of its unit in the
+            step, null outside of any), ``n``, ``total_ns``.
     """
 
     places: pl.DataFrame
@@ -95,7 +96,8 @@ def measure(
         pl.Series("first", first), pl.Series("size", sizes), pl.Series("place", places),
         pl.Series("unit", hashes), total.sort("unit")["ns"].alias("total_ns"),
     )  # fmt: skip
-    sums = units.group_by("mark", "place").agg(
+    nth = pl.when(pl.col("mark").is_not_null()).then(pl.int_range(pl.len()).over("mark", "unit"))
+    sums = units.group_by("mark", "place", nth=nth).agg(
         n=pl.len().cast(pl.Int64), total_ns=pl.col("total_ns").sum()
     )
     return Units(_described(units, rows, names, part.kernels["family"], typical), sums)
