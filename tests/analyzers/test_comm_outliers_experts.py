@@ -11,6 +11,7 @@ import pytest
 from comm_traces import GEMM, MS, device, step, trace
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.experts import experts as loads_of
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
 from traceanalyzer.trace import Trace
 
@@ -110,6 +111,25 @@ def test_unknown_loads(traces: list[Trace]) -> None:
     experts = ta.comm_outliers(traces).experts
     assert (experts.n, experts.main) == (0, None)
     assert experts.pairs.is_empty()
+
+
+def test_layers_differ_in_their_popular_experts() -> None:
+    """Two layers, of which rank 0 and rank 3 have the popular experts in all steps."""
+    instances = pl.DataFrame(
+        [
+            {
+                "instance": 2 * at + layer, "rank": rank, "group": "ep", "group_size": WORLD,
+                "group_ranks": None, "step": f"step {at}", "start": 2 * at + layer,
+                "dtype": "float", "message_bytes": 4, "collective": "all_to_all",
+                "elements_in": 6, "elements_out": 3 if rank == 3 * layer else 1, "splits_in": None,
+            }
+            for at in range(STEPS) for layer in range(2) for rank in range(WORLD)
+        ]
+    )  # fmt: skip
+    experts = loads_of(instances)
+    assert (experts.same_frac, experts.main) == (1.0, (0, STEPS))
+    alone = loads_of(instances.with_columns(step=pl.lit(None, pl.String)))
+    assert alone.same_frac == 0
 
 
 def test_cut_lists_have_loads_but_no_pairs() -> None:

@@ -13,7 +13,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import chains, pipelines
 from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
-from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL as UNEQUAL_LOADS
+from traceanalyzer.analyzers.comm_outliers.experts import MOSTLY, UNEQUAL as UNEQUAL_LOADS
 from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, at_step, meanwhile, passed_on
 from traceanalyzer.analyzers.common import libraries
@@ -67,7 +67,7 @@ from traceanalyzer.findings.rule import (
     without_others,
 )
 from traceanalyzer.result import Confidence, memoized
-from traceanalyzer.units import format_count, format_frac, format_ns, format_ranges, format_ratio
+from traceanalyzer.units import format_frac, format_ns, format_ranges, format_ratio
 from traceanalyzer.vocabulary import LAUNCH
 
 #: Maximum number of ranks that are named.
@@ -703,29 +703,29 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
     if experts.main is None or experts.imbalance < UNEQUAL_LOADS or not total:
         return
     rank, most = experts.main
-    of_rank = most / experts.n
-    persistent = f"rank {rank} in {most:,} of {format_count(experts.n, 'all_to_all')}"
+    is_one, by_layer = most / experts.n >= MOSTLY, experts.same_frac >= MOSTLY
     yield Measured(
         title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
-        f"with the most tokens, {format_ratio(experts.imbalance)} the mean ({persistent}).",
+        f"with the most tokens, {format_ratio(experts.imbalance)} the mean ({experts.who()}).",
         evidence=(
             *(
                 f"Most tokens: rank {row['rank']}, {format_ratio(row['of_mean'])} the mean rank."
                 for row in experts.loads.head(1).iter_rows(named=True)
             ),
             "The rank with the most tokens is the same all the time: its experts are popular."
-            if of_rank >= _MOSTLY
+            if is_one
+            else "The rank with the most tokens is the same in all steps, but another one in each "
+            "layer: its experts there are popular."
+            if by_layer
             else "The rank with the most tokens changes: the router is uneven for each batch.",
         ),
-        advice=_PLACE_EXPERTS if of_rank >= _MOSTLY else _BALANCE_ROUTER,
+        advice=_PLACE_EXPERTS if is_one or by_layer else _BALANCE_ROUTER,
         total_ns=total,
-        rank=rank if of_rank >= _MOSTLY else None,
+        rank=rank if is_one else None,
         intervals=intervals_of(waits),
     )
 
 
-#: From this share of all-to-alls on, one rank has the largest load persistently.
-_MOSTLY = 0.8
 _PLACE_EXPERTS = (
     "Spread the popular experts over the ranks, or replicate them (EPLB), and raise "
     "the weight of the load-balancing loss or bias of the router."

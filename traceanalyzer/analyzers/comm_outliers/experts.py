@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.units import format_count, format_frac
+
 _KEY = ["instance", "rank"]
 _RANKS = re.compile(r"\d+")
 
@@ -33,6 +35,10 @@ _PAIRS = {
 
 #: From this imbalance on, loads are unequal.
 UNEQUAL = 1.1
+#: From this share of all-to-alls on, one rank has the largest load persistently.
+MOSTLY = 0.8
+#: Minimum number of steps in which a place has a usual rank.
+_ENOUGH = 3
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,22 @@ class Experts:
     steps: pl.DataFrame
     loads: pl.DataFrame
     pairs: pl.DataFrame
+
+    @property
+    def same_frac(self) -> float:
+        """Share of all-to-alls whose rank with most load is the usual one at their place in steps.
+
+        Of places in at least three steps; 0 without any.
+        """
+        n, same = pl.col("n"), pl.col("same_frac")
+        return self.places.filter(n >= _ENOUGH).select((n * same).sum() / n.sum()).item() or 0.0
+
+    def who(self) -> str:
+        """Return which rank has most load, and how often; of each layer if these differ."""
+        rank, most = self.main or (None, 0)
+        if most < MOSTLY * self.n and self.same_frac >= MOSTLY:
+            return f"each layer has its own, the same in {format_frac(self.same_frac)} of steps"
+        return f"rank {rank} in {most:,} of {format_count(self.n, 'all_to_all')}"
 
     @property
     def main(self) -> tuple[int, int] | None:

@@ -440,10 +440,9 @@ def unequal_experts(experts: Experts) -> str:
     """Report loads of experts that differ between ranks."""
     if experts.main is None or experts.imbalance < UNEQUAL:
         return ""
-    rank, most = experts.main
     return (
         f"Experts have unequal loads: the rank with the most tokens of an all_to_all has "
-        f"{format_ratio(experts.imbalance)} the mean (rank {rank} in {most:,} of {experts.n:,})."
+        f"{format_ratio(experts.imbalance)} the mean ({experts.who()})."
     )
 
 
