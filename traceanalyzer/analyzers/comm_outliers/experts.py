@@ -72,8 +72,8 @@ class Experts:
 
         Of places in at least three steps; 0 without any.
         """
-        n, same = pl.col("n"), pl.col("same_frac")
-        return self.places.filter(n >= _ENOUGH).select((n * same).sum() / n.sum()).item() or 0.0
+        rows = self.places.filter(pl.col("n") >= _ENOUGH)
+        return float((rows["n"] * rows["same_frac"]).sum()) / max(int(rows["n"].sum()), 1)
 
     def who(self) -> str:
         """Return which rank has most load, and how often; of each layer if these differ."""
