@@ -21,6 +21,7 @@ from traceanalyzer import MissingData
 from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.printed.compute import FORMS
 from traceanalyzer.cli.answering import _message
+from traceanalyzer.units import format_frac
 
 TEXTS = ROOT / "fixtures" / "printed_text"
 SCRIPT = runpy.run_path(str(ROOT / "fixtures" / "make_printed_text.py"))
@@ -363,6 +364,25 @@ def test_iterations_of_megatron(tmp_path: Path) -> None:
     assert steps["warm_up"].to_list() == [True, False, False, False]
     assert result.scalars["median_ns"] == 800e6
     assert "iteration" in result._repr_html_()
+
+
+def test_timers_of_megatron_within_and_between_iterations(tmp_path: Path) -> None:
+    """Checkpoints and evaluations are not parts of a step."""
+    block = "(min, max) time across ranks (ms):\n    {} ......: {}\n"
+    text = "(min, max) time across ranks (ms):\n    model-setup ....: (9.00, 9000.00)\n"
+    for at in range(3):
+        text += f" iteration {at + 26:8}/ 50 | elapsed time per iteration (ms): 400.0 | lr: 1 |\n"
+        text += block.format("optimizer", "(20.00, 100.00)")
+        text += block.format("evaluate", "(150.00, 150.50)") + block.format("save-checkpoint", 850)
+    (tmp_path / "a.log").write_text(text)
+    result = ta.printed(tmp_path / "a.log")
+    timers = {one["timer"]: one for one in result.to_polars("timers").to_dicts()}
+    assert {name: one["total_frac"] for name, one in timers.items() if one["total_frac"]} == {
+        "optimizer": 0.25
+    }
+    assert [timers[name]["mean_ns"] for name in ("evaluate", "save-checkpoint")] == [150.5e6, 850e6]
+    assert result.to_polars("steps")["optimizer_ns"].to_list() == [100e6] * 3
+    assert format_frac(2001 / 2801) in result.verdict
 
 
 def test_an_iteration_of_megatron_has_its_number_timers_rate_and_memory(tmp_path: Path) -> None:

@@ -283,6 +283,11 @@ def test_timers_of_deepspeed(name: str, shared: Path) -> None:
         if "time (ms) | " in text
         for item in text.split("time (ms) | ")[1].split(" | ")
     ]
+    blocks = re.compile(r"    ([\w-]+) \.+: \([\d.]+, ([\d.]+)\)$")
+    for number, text in enumerate(path.read_text().split("\n"), start=1):
+        if one := blocks.search(text):
+            expected.append((one[1], round(float(one[2]) * 1e6), number))
+    expected.sort(key=lambda one: one[2])
     table = ta.read(path).aggregates.filter(pl.col("form") == "timers")
     assert table.select("name", "value", "line").rows() == expected
     assert table["rank"].unique().to_list() == [0]

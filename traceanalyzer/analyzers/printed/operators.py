@@ -62,15 +62,16 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     (rows with a shortened name), calls, the totals below the table (``host_ns``, ``device_ns``),
     listed_frac (part of ``host_ns`` in rows).
     """
-    read = wide(rows, FORMS[0], _NUMBERS | _SHARES, tuple(_GROUPS))
+    numbers = {**_NUMBERS, **dict.fromkeys(_SHARES, pl.Float64)}
+    read = wide(rows, FORMS[0], numbers, tuple(_GROUPS))
     number = (pl.col("block").rank("dense").over("path", "rank") - 1).cast(pl.Int64)
     read = read.with_columns(table=number, stack=pl.col("stack").str.replace_all("\n", " < "))
     printed = read.drop_nulls("calls")
     if printed.is_empty():
         return None
     footers = wide(rows, FORMS[0], _TOTALS).filter(pl.col("row").is_null())
-    numbers = read.select(*_TABLE, "block").unique()
-    totals = _totals(printed, footers.join(numbers, on=["path", "rank", "block"], nulls_equal=True))
+    tables = read.select(*_TABLE, "block").unique()
+    totals = _totals(printed, footers.join(tables, on=["path", "rank", "block"], nulls_equal=True))
     by = "self_device_ns" if (printed["self_device_ns"].max() or 0) else "self_host_ns"
     operators = _operators(printed, totals, by)
     numbered = "table, " if totals["table"].max() else ""
@@ -78,14 +79,14 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     memory = operators.filter(used).sort(
         *_MEMORY, "name", descending=[True] * 4 + [False], nulls_last=True
     )
-    tables = [
+    shown = [
         table("operators", "Operators", operators, f"{numbered}{_KEYS}, {_TIMES}"),
         table("operator_memory", "Memory allocated minus freed by operator", memory,
               f"{numbered}{_KEYS}, {_SIZES}"),
         table("operator_totals", "Tables of operators", totals, f"{numbered}{_SUMS}"),
     ]  # fmt: skip
     return Form(
-        tuple(one for one in tables if one.frame.height),
+        tuple(one for one in shown if one.frame.height),
         _verdict(operators, totals, by),
         tuple(_notes(operators, totals)),
         {name: totals[name][0] for name in _TOTALS} if totals.height == 1 else {},

@@ -74,6 +74,8 @@ _OF_SUMS = (
     "Timers of DeepSpeed's pipeline engine are sums over the steps since the previous line "
     "(steps_per_print)."
 )
+#: What Megatron-LM does between iterations.
+_BETWEEN = ("evaluate", "save-checkpoint")
 #: From this share of a training on, its evaluations are named.
 _MANY_EVALUATIONS = 0.1
 #: A line that takes this many times as long as the median is warm-up if it is the first.
@@ -116,7 +118,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     sums = _sums(steps, counted, speed)
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(counted, "step")
+        sentences(_verdict(counted, "step"), _between(lines, counted))
         or _verdict(micro_steps, "micro-step")
         or sentences(_throughput(sums), _evaluations(lines)),
         tuple(_notes(lines, sums["warm_up_count"], unused)),
@@ -190,8 +192,9 @@ def _statistics(timers: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     )
     joined = left_join(sums, mean, ["rank", "path"])
     is_part = ~pl.col("timer").is_in(_ITERATIONS)
+    is_within = is_part & (pl.col("of_step_ns") <= pl.col("step_ns"))
     shares = joined.with_columns(
-        total_frac=pl.when(is_part).then(ratio("of_step_ns", "step_ns"))
+        total_frac=pl.when(is_within).then(ratio("of_step_ns", "step_ns"))
     ).drop("step_ns", "of_step_ns")
     order = ["mean_ns", "rank", "path"]
     return shares.sort(order, descending=[True, False, False], maintain_order=True)
@@ -226,7 +229,7 @@ def _verdict(counted: pl.DataFrame, what: str) -> str:
         max((int(counted[name].sum()), label) for name, label in parts.items())
         for parts in (_parts(counted), _PARTS)
     )
-    ns, label = next((one for one in longest if 2 * one[0] > whole), (0, ""))
+    ns, label = next((one for one in longest if whole < 2 * one[0] <= 2 * whole), (0, ""))
     most = f", most of it {label} ({format_frac(ns / whole)})" if ns else ""
     mfu = counted["mfu_frac"].drop_nulls()
     used = f" MFU: {format_frac(mfu.median())}." if mfu.len() else ""  # type: ignore[arg-type]
@@ -247,6 +250,19 @@ def _evaluations(lines: pl.DataFrame) -> str:
     frac = int(within["time_ns"].sum()) / max(int(whole["time_ns"].sum()), 1)
     text = f"{format_count(within.height, 'evaluation')} took {format_frac(frac)} of the training."
     return text if whole.height == 1 and _MANY_EVALUATIONS <= frac <= 1 else ""
+
+
+def _between(lines: pl.DataFrame, counted: pl.DataFrame) -> str:
+    """Return a sentence on what takes much of the time between the first and last iteration."""
+    if counted.height < 2 or counted.select("rank", "path").n_unique() > 1:
+        return ""
+    until = pl.col("line").is_between(counted["line"].min(), counted["line"].max())
+    within = lines.filter(until, pl.col("name").is_in(_BETWEEN)).sort("time_ns", descending=True)
+    number, ns = pl.col("number"), int(within["time_ns"].sum())
+    steps = counted.select((number.max() - number.min()) * pl.col("duration_ns").mean())
+    frac, names = ns / max(ns + steps.item(), 1), within["name"].unique(maintain_order=True)
+    text = f"Between steps, {' and '.join(names)} took {format_frac(frac)} of the time."
+    return text if frac >= _MANY_EVALUATIONS else ""
 
 
 def _notes(lines: pl.DataFrame, warm: int, unused: int) -> Iterator[str]:

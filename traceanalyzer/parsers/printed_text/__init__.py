@@ -22,6 +22,7 @@ _MARKS = re.compile(
     rb"|\bTried to allocate \d[\d.]{0,15} \w{3,5}[ .(][^\n]{1,60} total capacity"
     rb"|(?<!-)-{5,}+ ?DeepSpeed Flops Profiler ?-{5}"
     rb"|\btime \(ms\) \| \w[^\n:|]{0,80}: \S"
+    rb"|\btimes? across ranks \(ms\):"
     rb"|\| elapsed time per iteration \(ms\): \d"
     rb"|/global_step=\d{1,15}, RunningAvgSamplesPerSec="
     rb"|\bMA [\d.]{1,15} GB {1,20}Max_MA [\d.]{1,15} GB"

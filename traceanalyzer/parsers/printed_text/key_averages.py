@@ -85,8 +85,9 @@ class Reader:
             if self._separator:
                 self._begin(self._cells(line.text))
             return True
-        if self._state == "header":
-            self._start_without_rule(line.text)
+        apart = len(_BLANKS.split(line.text.strip()))
+        if self._state == "header" and apart == len(_BLANKS.split(self._head.strip())):
+            self._start([])
         if self._state == "rows" and _FOOTER.match(line.text):
             self._flush()
             self._state = "footer"
@@ -106,25 +107,19 @@ class Reader:
             self._flush()
             self._state = "footer"
         elif self._state == "header":
-            self._start(self._head, [group.span() for group in re.finditer(r"-{2,}", rule)])
+            self._start([group.span() for group in re.finditer(r"-{2,}", rule)])
         return True
 
-    def _start(self, head: str, spans: list[tuple[int, int]]) -> None:
+    def _start(self, spans: list[tuple[int, int]]) -> None:
         """Start a table at the dashes below its header; other text may join those above it."""
-        is_left = head.index("Name") + len("Name") < spans[0][1]
+        head, end = self._head, spans[0][1] if spans else 0
+        is_left = head.index("Name") + len("Name") < end
         self._spans = spans
         # until PyTorch 1.5, headings are wider than their columns
         apart = _BLANKS.split(head.strip())
         fits = len(spans) == len(apart) or (len(spans) > len(apart) and not is_left)
         self._spans = spans if fits else []
         self._begin(apart if is_left or not fits else self._cells(head))
-
-    def _start_without_rule(self, text: str) -> None:
-        """Start a table whose dashes are missing at its first row."""
-        headings = _BLANKS.split(self._head.strip())
-        if len(_BLANKS.split(text.strip())) == len(headings):
-            self._spans = []
-            self._begin(headings)
 
     def _begin(self, headings: list[str]) -> None:
         self._headings = [heading.strip() for heading in headings]
@@ -136,10 +131,7 @@ class Reader:
     def _cells(self, text: str) -> list[str]:
         """Cut a line at the columns; the last one extends to the end of the line."""
         if self._separator:
-            framed = text.strip(" ")
-            if framed.startswith("|"):
-                framed = framed[1:].removesuffix("|")
-            return framed.split(self._separator)
+            return text.strip(" ").removeprefix("|").removesuffix("|").split(self._separator)
         cells = [text[start:end] for start, end in self._spans[:-1]]
         return [*cells, text[self._spans[-1][0] if self._spans else 0 :]]
 
@@ -189,7 +181,7 @@ class Reader:
         line, cells, more = self._pending
         self._pending = None
         values: dict[str, float | str | None] = dict(self._values(cells))
-        texts = {_TEXTS[h]: c.strip() for h, c in self._by_heading(cells) if h in _TEXTS}
+        texts = {_TEXTS[h]: c.strip() for h, c in self._by_heading(cells).items() if h in _TEXTS}
         frames = [frame for frame in [self._location(cells), *more] if frame and frame != "--"]
         if frames:
             texts["stack"] = "\n".join(frames)  # innermost first
@@ -197,37 +189,29 @@ class Reader:
         self.rows.add(FORM, (self._block, self._row), line, values, name=cells[0].strip())
         self._row += 1
 
-    def _by_heading(self, cells: list[str]) -> list[tuple[str, str]]:
-        return list(zip(self._headings, cells, strict=True))
+    def _by_heading(self, cells: list[str]) -> dict[str, str]:
+        return dict(zip(self._headings, cells, strict=True))
 
     def _values(self, cells: list[str]) -> dict[str, float | None]:
         """Return the numbers of a row; other cells are None."""
-        values: dict[str, float | None] = {}
-        for heading, cell in self._by_heading(cells):
-            column = _COLUMNS.get(_general(heading))
-            if column:
-                values[column[0]] = column[1](cell)
-        flops = self._flops(cells)
-        if flops is not None:
-            values["flops"] = flops
-        return values
+        known = {_general(heading): cell for heading, cell in self._by_heading(cells).items()}
+        values = {
+            _COLUMNS[h][0]: _COLUMNS[h][1](cell) for h, cell in known.items() if h in _COLUMNS
+        }
+        return values | {"flops": self._flops(cells)}
 
     def _flops(self, cells: list[str]) -> float | None:
         """Return the FLOPs; PyTorch exchanges them with the location, if there are both."""
-        for heading, cell in self._by_heading(cells):
-            match = _FLOPS.match(heading)
-            if not match:
-                continue
-            stack = dict(self._by_heading(cells)).get(_STACK)
-            return count((cell if stack is None else stack).strip() + match[1])
-        return None
+        by_heading = self._by_heading(cells)
+        match = next(filter(None, map(_FLOPS.match, by_heading)), None)
+        if match is None:
+            return None
+        return count(by_heading.get(_STACK, by_heading[match[0]]).strip() + match[1])
 
     def _location(self, cells: list[str]) -> str:
         by_heading = self._by_heading(cells)
-        if not any(heading == _STACK for heading, _ in by_heading):
-            return ""
-        flops = [cell for heading, cell in by_heading if _FLOPS.match(heading)]
-        return (flops[0] if flops else dict(by_heading)[_STACK]).strip()
+        flops = [cell for heading, cell in by_heading.items() if _FLOPS.match(heading)]
+        return [*flops, by_heading[_STACK]][0].strip() if _STACK in by_heading else ""
 
     def _footer(self, line: Line) -> bool:
         match = _FOOTER.match(line.text)

@@ -80,19 +80,12 @@ class Line:
 
 
 class Lines:
-    """The lines of a file.
+    """The lines of a file; those that are too long are counted in ``rows``."""
 
-    Attributes:
-        too_long: number of lines that were skipped because of their length.
-        first_too_long: the number of the first one.
-    """
-
-    def __init__(self, source: Source, progress: Progress | None) -> None:
-        self._source, self._progress = source, progress
+    def __init__(self, source: Source, progress: Progress | None, rows: "Rows") -> None:
+        self._source, self._progress, self._rows = source, progress, rows
         self._prefixes = dict[str, re.Pattern[str]]()
         self._of_tables = set[str]()
-        self.too_long = 0
-        self.first_too_long: int | None = None
 
     def __iter__(self) -> Iterator[Line]:
         number = 0
@@ -104,8 +97,7 @@ class Lines:
                     yield last
                     last = None
                 if len(raw) > _LONGEST or raw is TOO_LONG:
-                    self.too_long += 1
-                    self.first_too_long = self.first_too_long or number
+                    self._rows.note("data_loss", "long-line", Line(number, "", "", None))
                     continue
                 last = self._line(number, raw.decode(errors="replace"))
         if last is not None:

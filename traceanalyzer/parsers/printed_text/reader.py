@@ -1,7 +1,6 @@
 """Read a file line by line, and build the trace with its table ``aggregates``."""
 
 import re
-from collections.abc import Iterator
 
 import polars as pl
 
@@ -15,13 +14,13 @@ from traceanalyzer.parsers.printed_text import (
 )
 from traceanalyzer.parsers.printed_text.lines import Line, Lines, Rows
 from traceanalyzer.parsers.source import Source, rank_from_name
-from traceanalyzer.trace import Issue, Meta, Trace, issue_rows
+from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PRINTED_TEXT
 
 #: What the first line of a table, or a line outside of one, contains.
 _WORTH = re.compile(
     r"----|(?:#|Number) of Calls|time \(ms\)|/global_step=|Max_MA|CPU Virtual|comm op:|Comm\. Op"
-    r"|[Mm]emory (?:summary|requirement|\(MB\))|Flops Profiler|per iteration|iter time"
+    r"|\.\.: \(?\d|[Mm]emory (?:summary|requirement|\(MB\))|Flops Profiler|per iteration|iter time"
     r"|Tried to allocate|\b[tw]ps: |\biter \d|_runtime'"
 )
 #: Forms that users print, on any rank.
@@ -40,10 +39,10 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         MalformedInput: the text has none of the forms.
         UnreadableFile: the file cannot be read.
     """
-    rows, lines = Rows(), Lines(source, progress)
+    rows = Rows()
     processes: dict[str, _Process] = {}
     last = None
-    for last in lines:
+    for last in Lines(source, progress, rows):
         process = processes.get(last.process)
         if process is None:
             label = last.process if len(processes) < _MOST_PROCESSES else ""
@@ -71,7 +70,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
         version=", ".join(forms),
         rank=ranks[0] if len(ranks) == 1 else rank,
     )
-    issues = issue_rows(_issues(source, rows, lines), meta.rank)
+    counted = [(*kind, n, f"line {first}") for kind, (n, first) in rows.issues.items()]
+    issues = issue_rows([*counted, *source.issues], meta.rank)
     return Trace(sources=(meta,), aggregates=table, issues=issues)
 
 
@@ -111,10 +111,3 @@ class _Process:
         """End the text."""
         for table in self._tables:
             table.close(line)
-
-
-def _issues(source: Source, rows: Rows, lines: Lines) -> Iterator[Issue]:
-    for (severity, code), (count, first) in rows.issues.items():
-        yield (severity, code, count, f"line {first}")
-    yield "data_loss", "long-line", lines.too_long, f"line {lines.first_too_long}"
-    yield from source.issues

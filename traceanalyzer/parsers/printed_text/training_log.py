@@ -8,14 +8,17 @@ import re
 
 from traceanalyzer.parsers.printed_text.lines import Line, Rows, nanoseconds, number, size
 
-TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY = (
-    "timers", "throughput", "memory_usage", "comm_log", "comm_summary"
+TIMERS, THROUGHPUT, MEMORY, CALLS, SUMMARY, _OTHERS = (
+    "timers", "throughput", "memory_usage", "comm_log", "comm_summary", "of other steps"
 )  # fmt: skip
-
 _TIMERS = re.compile(
     r"\btime \(ms\) \| (.+)$"
     r"|\| (elapsed time per iteration \(ms\): [\d.]{1,20})(?:/[\d.]{1,20})? \|"  # now/mean
 )
+#: A timer of Megatron-LM's block "time across ranks (ms)": the largest of all ranks.
+_ACROSS_RANKS = re.compile(r" *([a-z][\w/-]*) \.{2,}: (\([\d.]+, )?([\d.]{1,20})(?(2)\))\s*$")
+#: Those that are not within an iteration end like this.
+_BETWEEN = ("evaluate", "-checkpoint", "setup")
 _ITERATION = re.compile(r"\biteration +(\d{1,15})/")
 #: What DeepSpeed's pipeline engine prints of its mean step, after the sums of its timers.
 _OF_PIPELINE = re.compile(
@@ -107,6 +110,7 @@ class Reader:
         """Read a line; return whether it is one of DeepSpeed's."""
         return (
             self._timers(line)
+            or self._across_ranks(line)
             or self._pipeline(line)
             or self._throughput(line)
             or self._memory(line)
@@ -137,24 +141,32 @@ class Reader:
         if not line.complete:
             items = items[: None if match[2] else -1]
             self.rows.note("data_loss", "truncated-line", line)
-        matches = [_TIMER.match(item) for item in items]
         # Megatron-LM prints the timers of an iteration in the line after it
         self._are_sums |= (match[1] or "").startswith(("batch_input:", "pipe_"))
         apart = self._are_sums or line.text.startswith("time (ms)")
-        series = "of other steps" if apart and not match[2] else TIMERS
+        series = _OTHERS if apart and not match[2] else TIMERS
         place = (None if match[2] else self._iteration) or self._place(series)
         self._iteration = place if match[2] else None
         if match[2]:
-            patterns = {"iteration": _ITERATION, "tflops": _RATE}
-            matched = {name: pattern.search(line.text) for name, pattern in patterns.items()}
+            pairs = ("iteration", _ITERATION), ("tflops", _RATE)
+            matched = {name: pattern.search(line.text) for name, pattern in pairs}
             values = {name: number(one[1]) for name, one in matched.items() if one}
             self.rows.add(TIMERS, place, line, values)
-        for item in matches:
+        for item in map(_TIMER.match, items):
             if item is None:
                 self.rows.note("data_loss", "bad-row", line)
                 continue
             time = nanoseconds(f"{item[2]} ms")
             self.rows.add(TIMERS, place, line, {"time_ns": time}, name=item[1])
+        return True
+
+    def _across_ranks(self, line: Line) -> bool:
+        match = _ACROSS_RANKS.match(line.text)
+        if match is None or not line.complete:
+            return False
+        place = None if match[1].endswith(_BETWEEN) else self._iteration
+        time = {"time_ns": nanoseconds(f"{match[3]} ms")}
+        self.rows.add(TIMERS, place or self._place(_OTHERS), line, time, name=match[1])
         return True
 
     def _pipeline(self, line: Line) -> bool:
