@@ -13,6 +13,7 @@ from comm_traces import GEMM, MS, device, step, trace
 import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers.experts import experts as loads_of
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.render.marks import prepare
 from traceanalyzer.trace import Trace
 
 WORLD, STEPS, WIDTH = 4, 5, 8
@@ -78,6 +79,18 @@ def test_tokens_by_pair_are_those_on_the_way_to_the_experts() -> None:
     assert next(
         t for t in ta.comm_outliers(run(by_source)).view().tables if t.name == "pairs"
     ).detail
+
+
+def test_a_heat_map_has_a_cell_per_pair_with_its_value() -> None:
+    chart, *_ = ta.comm_outliers(run(hot), by="pair").view().charts()
+    cells = chart.frame
+    assert (chart.name, cells.height) == ("pairs", WORLD**2)
+    assert (cells["end"] - cells["begin"]).to_list() == [1] * WORLD**2
+    assert cells.unique(["source", "begin"]).height == WORLD**2
+    assert chart.color
+    hottest = cells.filter(pl.col(chart.color) == cells[chart.color].max())
+    assert hottest.select("begin", chart.color).unique().rows() == [(1.5, 2)]
+    assert prepare(chart).colors[2] == "#dcdc32"  # the end of a ramp
 
 
 def test_loads_and_imbalance_of_both_directions() -> None:

@@ -184,7 +184,7 @@ def _scaled(frame: pl.DataFrame, column: str, scale: Scale) -> NDArray[np.float6
 
 
 def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl.Series]:
-    """Return a colour per category; many numbers get a ramp, rare names share one colour.
+    """Return a colour per category; rare names share one, quantities and many numbers have a ramp.
 
     Names with a meaning have the same colour in all charts (``palette.MEANINGS``).
 
@@ -199,7 +199,7 @@ def _colors(frame: pl.DataFrame, column: str | None) -> tuple[dict[Any, str], pl
     free = [ink for ink in PALETTE if ink not in fixed.values()]
     if fixed:  # colours that have a meaning elsewhere last
         free.sort(key=lambda ink: ink in MEANINGS.values())
-    if len(others) <= len(free):
+    if len(others) <= len(free) and not values.dtype.is_float():
         inks = fixed | dict(zip(others, free, strict=False))
         colors = {name: inks[name] for name in distinct}
     elif values.dtype.is_numeric():

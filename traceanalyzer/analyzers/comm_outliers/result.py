@@ -196,6 +196,7 @@ class CommOutliers(Result):
                 self.arrivals,
                 self.delayed.collectives,
                 self.experts.pairs,
+                by_pair=self.by is not None,
             ),
         )
 

@@ -50,30 +50,41 @@ def table(name: str, frame: pl.DataFrame, more: str = "", *, several: bool = Tru
 
 
 def charts(
-    instances: pl.DataFrame, met: pl.DataFrame, delayed: pl.DataFrame, pairs: pl.DataFrame
+    instances: pl.DataFrame,
+    met: pl.DataFrame,
+    delayed: pl.DataFrame,
+    pairs: pl.DataFrame,
+    *,
+    by_pair: bool,
 ) -> tuple[Chart, ...]:
-    """Return arrivals with several ranks, durations, and tokens by pair of ranks if known."""
+    """Return arrivals with several ranks, durations, and tokens by pair if known, first by pair."""
     durations = _durations(instances)
     arrivals = () if met.is_empty() else (_arrivals(met, delayed),)
-    return (*arrivals, durations, *((_pairs(pairs),) if pairs.height else ()))
+    of_pairs = (_pairs(pairs),) if pairs.height else ()
+    others = (*arrivals, durations)
+    return (*of_pairs, *others) if by_pair else (*others, *of_pairs)
 
 
 def _pairs(pairs: pl.DataFrame) -> Chart:
-    """Return the tokens from each rank to each other as areas."""
+    """Return the tokens from each rank to each other as a heat map, in levels of the mean pair."""
+    level = (pl.col("of_mean") / pairs["of_mean"].max() * _LEVELS).ceil() / _LEVELS
     return Chart(
         name="pairs",
-        title="Tokens from rank to rank",
-        mark="scatter",
-        frame=pairs.select(
-            "target", "source", "tokens", share=pl.col("tokens") / pl.col("tokens").max()
+        title="Tokens from rank (row) to rank (column)",
+        mark="span",
+        frame=pairs.sort("source", "target").select(
+            pl.col("source").cast(pl.String),
+            tokens=pl.format("rank {} to rank {}: {} tokens", "source", "target", "tokens"),
+            begin=pl.col("target") - 0.5, end=pl.col("target") + 0.5,
+            times_the_mean_up_to=(level * pairs["of_mean"].max()).round(2),
         ),
-        x="target",
-        y="source",
-        x_label="to rank",
-        y_label="from rank",
-        size="share",
-        label="tokens",
-    )
+        x="begin", x2="end", y="source", x_label="to rank", y_label="from rank",
+        color="times_the_mean_up_to", label="tokens",
+    )  # fmt: skip
+
+
+#: Number of colours of a heat map.
+_LEVELS = 8
 
 
 def _durations(instances: pl.DataFrame) -> Chart:
