@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,9 @@ import pytest
 from module_traces import Event, module, op, slice_, write
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.modules.result import OUTSIDE
 from traceanalyzer.errors import MissingData
+from traceanalyzer.render.flamegraph import fill_of_package
 
 #: Kernels of one step, in order: name, module, whether in the backward pass, us.
 STEP = (
@@ -121,6 +124,15 @@ def test_a_pickle_that_is_no_plain_data_is_a_notice(
     trace = ta.read(write(tmp_path / "r.json", replay(0, 1, named=False)), columns=("args",))
     assert trace.issues["code"].to_list() == ["annotations-unreadable"]
     assert not Path("called").exists()
+
+
+def test_a_pickled_defaultdict_has_the_remedy(tmp_path: Path) -> None:
+    data = pickle.dumps(defaultdict(list, NODES))
+    (tmp_path / "kernel_annotations_rank0_x.pkl").write_bytes(data)
+    trace = ta.read(write(tmp_path / "r.json", replay(0, 1, named=False)), columns=("args",))
+    (detail,) = trace.issues["first"]
+    assert "kernel_annotations_rank0_x.pkl" in detail
+    assert "dict(annotations)" in detail
 
 
 @pytest.mark.parametrize(
@@ -550,3 +562,11 @@ def test_stacks_in_arguments_of_operators_are_code(tmp_path: Path) -> None:
     assert by_stack["stack"].to_list() == [
         "/x/site-packages/torch/nn/f.py(2): linear; net.py(4): forward"
     ]
+
+
+def test_flame_graphs_of_modules_have_paths_and_colours_apart(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.json", [*eager(0, 100), *replay(1000, 1, named=True)])
+    (flame,) = ta.modules(path).view().flames()
+    places = dict(flame.frame.drop_nulls("place").select("place", "name").iter_rows())
+    assert places["layers.0/attention"] == "attention"
+    assert fill_of_package(OUTSIDE, own_code=False) == fill_of_package(None, own_code=False)

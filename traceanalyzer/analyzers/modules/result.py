@@ -375,10 +375,10 @@ def _charts(result: Modules) -> Iterator[Chart]:
 def _flames(result: Modules) -> tuple[Flame, ...]:
     """Build a flame graph of device work, or of host time without any: phases, then modules."""
     of, what = ("device", "Device work") if result.device_ns else ("host", "Host time")
-    boxes: list[tuple[int | None, str, str | None, float, float]] = []
+    boxes: list[_Box] = []
     for phase in PHASES:
         _add_boxes(boxes, phase, result.modules, f"{phase}_{of}_ns")
-    types = {"parent": pl.UInt32, "name": pl.String, "group": pl.String}
+    types = {"parent": pl.UInt32, "name": pl.String, "place": pl.String, "group": pl.String}
     types |= {"self": pl.Float64, "total": pl.Float64}
     frame = pl.DataFrame(boxes, schema=types, orient="row").with_row_index("id")
     if frame.is_empty():
@@ -386,21 +386,24 @@ def _flames(result: Modules) -> tuple[Flame, ...]:
     whole = frame.filter(pl.col("parent").is_null())["total"].sum()
     subtitle = f"{format_ns(round(whole))}, all calls and ranks"
     filled = frame.select(
-        "id", "parent", "name",
-        pl.lit(None, pl.String).alias("place"), "group",
+        "id", "parent", "name", "place", "group",
         *(pl.lit(value=False).alias(name) for name in ("is_own_code", "imports")), "self", "total",
         pl.lit(0, pl.UInt32).alias("hidden"), pl.lit(None, pl.Float64).alias("base"),
     )  # fmt: skip
     return (Flame("modules", f"{what} by module", subtitle, "ns", filled),)
 
 
+#: Parent, name, path (a search for layers.0.mlp finds it), group, self, total.
+_Box = tuple[int | None, str, str | None, str | None, float, float]
+
+
 def _add_boxes(
-    boxes: list[tuple[int | None, str, str | None, float, float]],
+    boxes: list[_Box],
     phase: str,
     modules: pl.DataFrame,
     column: str,
 ) -> None:
-    """Add the boxes of a phase: parent, name, group, self, total.
+    """Add the boxes of a phase.
 
     Outside of modules only the backward pass has a known phase: the rest is a root.
     """
@@ -417,13 +420,13 @@ def _add_boxes(
     whole = of_modules if is_apart else of_modules + totals[outside]
     root = len(boxes)
     if whole:
-        boxes.append((None, phase, "phase", 0.0, float(whole)))
+        boxes.append((None, phase, None, "phase", 0.0, float(whole)))
     place: dict[int, int] = {}
-    rows = zip(parents, modules["name"], modules["class"], strict=True)
-    for row, (parent, name, group) in enumerate(rows):
+    rows = zip(*modules[["parent", "name", "module", "class"]].get_columns(), strict=True)
+    for row, (parent, name, path, group) in enumerate(rows):
         if totals[row]:
             place[row] = len(boxes)
             above = place[parent] if parent is not None else root
             known = None if row == outside and is_apart else above
             label, group = (OUTSIDE, OUTSIDE) if row == outside else (name, group)
-            boxes.append((known, label, group, float(alone[row]), float(totals[row])))
+            boxes.append((known, label, path, group, float(alone[row]), float(totals[row])))

@@ -404,7 +404,9 @@ def _unpickled(text: bytes) -> Any:
     try:
         content = _as_json(loader.load())
     except unpickler.Refused as refused:
-        raise ValueError(refused.what) from None
+        is_code = refused.problem is unpickler.Problem.OPCODE  # also a defaultdict
+        plain = "not plain data; write it with pickle.dump(dict(annotations), file)"
+        raise ValueError(plain if is_code else refused.what) from None
     if not loader.complete:
         raise ValueError("truncated")
     return content

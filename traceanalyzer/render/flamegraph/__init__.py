@@ -290,7 +290,8 @@ def fill_of_package(group: str | None, *, own_code: bool) -> str:
     """Return the fill of a package, which is the same in every picture, or of own code."""
     if own_code:
         return OWN_CODE
-    return _BY_HASH[crc32(group.encode(), _SEED) % len(_BY_HASH)] if group else PLAIN
+    named = group and not group.startswith("(")  # (outside modules)
+    return _BY_HASH[crc32(group.encode(), _SEED) % len(_BY_HASH)] if group and named else PLAIN
 
 
 def fill_of_change(total: float, base: float) -> str:
