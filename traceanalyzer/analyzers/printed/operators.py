@@ -79,14 +79,14 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     memory = operators.filter(used).sort(
         *_MEMORY, "name", descending=[True] * 4 + [False], nulls_last=True
     )
-    shown = [
+    listed = [
         table("operators", "Operators", operators, f"{numbered}{_KEYS}, {_TIMES}"),
         table("operator_memory", "Memory allocated minus freed by operator", memory,
               f"{numbered}{_KEYS}, {_SIZES}"),
         table("operator_totals", "Tables of operators", totals, f"{numbered}{_SUMS}"),
     ]  # fmt: skip
     return Form(
-        tuple(one for one in shown if one.frame.height),
+        tuple(one for one in listed if one.frame.height),
         _verdict(operators, totals, by),
         tuple(_notes(operators, totals)),
         {name: totals[name][0] for name in _TOTALS} if totals.height == 1 else {},
