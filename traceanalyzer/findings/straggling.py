@@ -714,8 +714,7 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
             ),
             "The rank with the most tokens is the same all the time: its experts are popular."
             if is_one
-            else "The rank with the most tokens is the same in all steps, but another one in each "
-            "layer: its experts there are popular."
+            else "Each layer has its own rank with the most tokens: its experts there are popular."
             if by_layer
             else "The rank with the most tokens changes: the router is uneven for each batch.",
         ),
