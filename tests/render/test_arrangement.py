@@ -90,3 +90,12 @@ def test_the_result_is_unchanged():
     before = RESULT.to_dict()
     arranged(RESULT, sort=["wait"], columns=["rank"])
     assert RESULT.to_dict() == before
+
+
+def test_all_columns_are_shown_at_any_width() -> None:
+    frame = pl.DataFrame({f"column_{n}": ["value"] for n in range(20)})
+    wide = Table("wide", "Wide", frame, {name: name for name in frame.columns})
+    result = Sample(table_list=(wide,))
+    complete = arranged(result, columns=["all"])
+    assert not complete.tables[0].hiding_order
+    assert result.tables[0].hiding_order

@@ -247,7 +247,8 @@ _TABLE_OPTIONS = (
         "--columns",
         metavar="A,B,...",
         callback=_names,
-        help="Show only these columns, in every table that has one (TABLE.COLUMN: in one table).",
+        help="Show only these columns, in every table that has one (TABLE.COLUMN: in one table); "
+        "all: also those that do not fit into the terminal.",
     ),
     click.option(
         "--color",

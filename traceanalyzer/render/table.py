@@ -227,6 +227,10 @@ _DESCENDING = {"asc": False, "desc": True}
 _UNITS = ("_ns", "_bytes", "_frac", "_gbps", "_tflops")
 
 
+#: In place of columns: all of them, in a terminal of any width.
+ALL = "all"
+
+
 def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()) -> R:
     """Return the result with sorted rows and only some columns in its tables.
 
@@ -239,15 +243,18 @@ def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()
         sort: columns to sort by, the most important first: numbers in descending order (lists by
             their length), text ascending; ``COLUMN:asc`` and ``COLUMN:desc`` override that. Nulls
             come last.
-        columns: columns to keep, in order.
+        columns: columns to keep, in order; :data:`ALL` for all of each table.
 
     Raises:
         OptionError: no table has the column; the message lists the columns.
     """
     keys = [_ordered(text, result.tables) for text in sort]
     _require("--sort", [name for name, _ in keys], result.tables)
-    _require("--columns", columns, result.tables)
-    tables = tuple(_selected(_sorted(table, keys), columns) for table in result.tables)
+    names = [] if list(columns) == [ALL] else columns
+    _require("--columns", names, result.tables)
+    tables = tuple(_selected(_sorted(table, keys), names) for table in result.tables)
+    if list(columns) == [ALL]:
+        tables = tuple(replace(table, hide_first=None) for table in tables)
     view = replace(result._view, tables=tables)
     changed = copy(result)
     vars(changed)["_view"] = view
@@ -473,7 +480,7 @@ def _hidden_note(table: Table, hidden: list[str]) -> str:
     labels = [visible(label) for name, label in table.columns.items() if name in hidden]
     columns, them = ("1 column", "it") if len(labels) == 1 else (f"{len(labels)} columns", "them")
     names = ", ".join(labels)
-    return f"({columns} hidden at this width: {names}; --columns or a wider terminal shows {them})"
+    return f"({columns} hidden at this width: {names}; --columns {ALL} shows {them})"
 
 
 def _colored(table: Table, columns: list[Column]) -> list[Column]:

@@ -38,6 +38,8 @@ _FURTHER = {
 #: Columns of steps of an inference engine.
 _OF_ENGINE = {"tokens": "tokens", "mode": "runs as", "exposed_ns": "exposed host"}
 
+#: Columns of steps that are less important than what an engine's step is.
+_HIDE_FIRST = ("grown_ns", "grown", "dataloader_ns", "before_ns", "ratio", "at_ns")
 _GROWN = {"grown": "grew most", "grown_ns": "by"}
 
 _RANKS = display.headings(
@@ -396,7 +398,7 @@ def _steps(result: Steps) -> Table:
         **(_GROWN if _has_data(frame, "grown") else {}),
         **({"warm_up": "warm-up"} if frame["warm_up"].any() else {}),
     }
-    hide_first = tuple(reversed(result.parts))
+    hide_first = (*reversed(result.parts), *_HIDE_FIRST)
     return Table("steps", "Steps, the slowest first", frame, columns, hide_first=hide_first)
 
 
