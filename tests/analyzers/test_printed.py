@@ -280,6 +280,10 @@ MESSAGES = {
     "capacity of 192.00 GiB of which 0 bytes is free. Of the allocated memory 190.00 GiB is "
     "allocated by PyTorch, and 50.00 MiB is reserved by PyTorch but unallocated.":
         ((0, 64, 0, 194560, 194610), "190 GiB of 192 GiB"),
+    "CUDA out of memory. Tried to allocate 90.00 MiB. GPU 0 has a total capacity of 8.00 GiB of "
+    "which 0 bytes is free. Of the allocated memory 7.13 GiB is allocated by PyTorch, and 127.10 "
+    "MiB is reserved by PyTorch but unallocated.":
+        ((0, 90, 0, 7301, 7428), "7.13 GiB of 8 GiB"),
     "HIP out of memory. Tried to allocate 2.00 MiB. GPU 7 has a total capacity of 288.00 GiB of "
     "which 203.00 GiB is free. Of the allocated memory 68.00 GiB is allocated by PyTorch, and "
     "14.00 GiB is reserved by PyTorch but unallocated.":

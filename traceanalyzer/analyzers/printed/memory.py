@@ -64,6 +64,8 @@ _USAGE_NOTE = (
     "shown), and its peaks are those since the previous call."
 )
 _MEGATRON = "Megatron-LM"
+#: What must be unused beyond an allocation that failed: with less, the memory is full.
+_ROOM_FRAC = 0.01
 #: Source of what the message of an out-of-memory error says.
 MESSAGE = "error message"
 #: From this share of host memory on, the system soon swaps or ends processes.
@@ -228,13 +230,13 @@ def _full_host(calls: pl.DataFrame) -> str:
 
 
 def _fragmentation(devices: pl.DataFrame) -> str:
-    """Return a sentence if more memory was unused than an allocation wanted."""
-    unused = pl.col("reserved_end_bytes") - pl.col("end_bytes")
-    allowed = (pl.col("allowed_bytes") - pl.col("reserved_end_bytes")).clip(0)
+    """Return a sentence if more memory was unused than an allocation wanted, with room."""
+    reserved, wanted = pl.col("reserved_end_bytes"), pl.col("requested_bytes")
+    unused = reserved - pl.col("end_bytes")
+    allowed = (pl.col("allowed_bytes") - reserved).clip(0)
     free = pl.min_horizontal("free_bytes", allowed).fill_null(0)
-    rows = devices.with_columns(unused=unused).filter(
-        pl.col("unused") + free > pl.col("requested_bytes"), pl.col("requested_bytes") > free
-    )
+    has_room = unused + free - wanted > _ROOM_FRAC * reserved
+    rows = devices.with_columns(unused=unused).filter(wanted > free, has_room)
     half = devices.filter(pl.col("reserved_peak_bytes") >= 2 * pl.col("peak_bytes"))
     for row in half.head(1 if rows.is_empty() else 0).iter_rows(named=True):
         least, reserved = row["reserved_peak_bytes"] - row["peak_bytes"], row["reserved_peak_bytes"]
@@ -282,6 +284,8 @@ def _demand(devices: pl.DataFrame) -> str:
             f"; {format_bytes(others)} are not of its allocator: another process, or libraries "
             "such as NCCL (nvidia-smi names processes)"
         )
+    if row["end_bytes"] > row["capacity_bytes"]:
+        outside = ": the rest is host memory, which drivers of Windows use as memory of the GPU"
     return f"{gpu}, where tensors of PyTorch take {end} of {capacity}{outside}."
 
 

@@ -136,7 +136,7 @@ def _sentences(result: Requests) -> Iterator[str]:
     sums, count = _scalars(result), result.answered.height
     failed = f"{format_count(sums['n_failed'], 'request')} failed." if sums["n_failed"] else ""
     if not count:
-        stated = result.latencies.filter(pl.col("time") == "ttft").drop_nulls("stated_mean_ns")
+        stated = result.latencies.filter(pl.col("stated_mean_ns") > 0, time="ttft")
         for mean, last in stated[["stated_mean_ns", "stated_p99_ns"]].head(1).iter_rows():
             p99 = f", {format_ns(last)} (p99)" if last is not None else ""
             yield f"The log states a time to first token of {format_ns(mean)} (mean){p99}."

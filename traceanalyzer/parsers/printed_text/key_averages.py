@@ -88,7 +88,8 @@ class Reader:
         apart = len(_BLANKS.split(line.text.strip()))
         if self._state == "header" and apart == len(_BLANKS.split(self._head.strip())):
             self._start([])
-        if self._state == "rows" and _FOOTER.match(line.text):
+        is_footer = _FOOTER.match(line.text) or self._separator not in line.text
+        if self._state == "rows" and is_footer:
             self._flush()
             self._state = "footer"
         if self._state == "footer":
@@ -137,10 +138,6 @@ class Reader:
 
     def _table_row(self, line: Line) -> bool:
         text = line.text
-        if self._separator and self._separator not in text:
-            self._flush()
-            self._state = "footer"
-            return self._footer(line)
         if not text.strip(" \t|:-" if self._separator else None):  # Markdown's rule, too
             return self._pending is not None
         cells = self._cells(text)
