@@ -92,7 +92,7 @@ def test_the_result_is_unchanged():
     assert RESULT.to_dict() == before
 
 
-def test_all_columns_are_shown_at_any_width() -> None:
+def test_all_columns_at_any_width() -> None:
     frame = pl.DataFrame({f"column_{n}": ["value"] for n in range(20)})
     wide = Table("wide", "Wide", frame, {name: name for name in frame.columns})
     result = Sample(table_list=(wide,))
