@@ -67,6 +67,15 @@ def test_by_group_and_phase() -> None:
     )  # fmt: skip
 
 
+def test_what_is_not_known_is_not_zero() -> None:
+    alone, several = ([rank(number) for number in range(n)] for n in (1, 4))
+    for traces, unknown in ((alone, 4), (several, 0)):
+        assert ta.overlap(traces).groups["waiting_ns"].null_count() == unknown
+    columns = ta.overlap(alone, by="phase").view().tables[0].columns
+    assert "waiting_ns" not in columns
+    assert "message_bytes" in columns
+
+
 def test_by_group_or_phase_alone() -> None:
     traces = [rank(number) for number in range(4)]
     by_group = {(row[0], row[1]): row[-2:] for row in rows(traces, "group")}

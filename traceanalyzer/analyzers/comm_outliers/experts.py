@@ -109,7 +109,8 @@ def experts(instances: pl.DataFrame) -> Experts:
     rows = rows.join(_directions(rows), on="instance").with_columns(load=load)
     each = _each(rows)
     of_all = (pl.col("largest").sum() / pl.col("mean").sum()).alias("imbalance")
-    most = each.group_by("rank").agg(most=pl.len().cast(pl.Int64))
+    unequal = each.filter(pl.col("largest") > pl.col("mean"))
+    most = unequal.group_by("rank").agg(most=pl.len().cast(pl.Int64))
     loads = rows.group_by("rank").agg(elements=pl.col("load").sum())
     loads = loads.join(most, on="rank", how="left").with_columns(
         pl.col("most").fill_null(0), of_mean=pl.col("elements") / pl.col("elements").mean()

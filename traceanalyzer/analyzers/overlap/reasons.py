@@ -30,7 +30,7 @@ from traceanalyzer.analyzers.comm_outliers import (
     outliers,
 )
 from traceanalyzer.analyzers.comm_outliers.compute import measure as measure_communication
-from traceanalyzer.analyzers.common.columns import ratio
+from traceanalyzer.analyzers.common.columns import ratio, sum_if_known
 from traceanalyzer.analyzers.common.device_steps import device_steps
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE
 from traceanalyzer.analyzers.common.host_code import slices
@@ -265,6 +265,8 @@ def _of_group() -> pl.Expr:
 def by_group(rows: pl.DataFrame) -> pl.DataFrame:
     """Sum the communication by process group, place and phase, over all ranks.
 
+    Bytes that were not recorded, and wait time of ranks that were not compared, are null.
+
     Args:
         rows: rows of :func:`communication`.
 
@@ -283,11 +285,11 @@ def by_group(rows: pl.DataFrame) -> pl.DataFrame:
     sums = named.group_by("group", "group_ranks", "place", "phase").agg(
         ranks=pl.col("rank").n_unique().cast(pl.Int64),
         n=pl.len().cast(pl.Int64),
-        message_bytes=pl.col("message_bytes").sum(),
+        message_bytes=sum_if_known("message_bytes"),
         communication_ns=length.sum(),
         overlapped_ns=(length - pl.col("exposed_ns")).sum(),
         exposed_ns=pl.col("exposed_ns").sum(),
-        waiting_ns=pl.col("waiting_ns").sum(),
+        waiting_ns=pl.when(pl.col("wait_ns").count() > 0).then(pl.col("waiting_ns").sum()),
     )
     order = ["exposed_ns", "communication_ns", "group", "group_ranks", "phase"]
     return sums.select(*GROUPS).sort(order, descending=[True, True, *[False] * 3], nulls_last=True)

@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.common import display
+from traceanalyzer.analyzers.common.columns import sum_if_known
 from traceanalyzer.analyzers.common.device_work import IDLE, PART_NAMES, PARTS
 from traceanalyzer.analyzers.common.launching import note_launched_before
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS
@@ -414,7 +415,8 @@ def _groups(result: Overlap) -> Table:
     sums = result.groups.with_columns(members=members).group_by(keys, maintain_order=True)
     # a phase has groups of several sizes
     ranks = [pl.col("ranks").max()] * ("group" in keys)
-    frame = sums.agg(*ranks, pl.col("^n|.*_(?:ns|bytes)$").sum())
+    summed = [one for one in result.groups.columns if one == "n" or one.endswith(("_ns", "_bytes"))]
+    frame = sums.agg(*ranks, *map(sum_if_known, summed))
     share = pl.col("exposed_ns") / pl.lit(int(frame["exposed_ns"].sum()) or None)
     frame = frame.with_columns(
         overlap_frac=pl.col("overlapped_ns") / pl.col("communication_ns"), exposed_frac=share
