@@ -298,6 +298,14 @@ def write_changed(folder: Path, prompts: int, change: Any) -> Path:
     return folder / "log.json"
 
 
+@pytest.mark.parametrize("mean_ms", [0.0, 12.5])
+def test_a_stated_time_of_0_was_not_measured(tmp_path: Path, mean_ms: float) -> None:
+    values = {"backend": "sglang", "completed": 3, "duration": 6.0, "request_throughput": 0.5,
+              "mean_ttft_ms": mean_ms, "mean_tpot_ms": 9.0, "mean_itl_ms": 9.0}  # fmt: skip
+    (tmp_path / "log.json").write_text(json.dumps(values))
+    assert ("time to first token" in requests(tmp_path / "log.json").verdict) is bool(mean_ms)
+
+
 @pytest.mark.parametrize("paused", [(), (3, 17, 18)])
 def test_requests_that_pause_while_others_run(tmp_path: Path, paused: tuple[int, ...]) -> None:
     def pause(values: dict[str, Any]) -> None:
