@@ -314,7 +314,7 @@ def norms(kind: str) -> Iterator[dict[str, Any]]:
 def test_copies_for_an_operator_on_the_cpu_are_one_finding_with_it() -> None:
     first, *more = ta.diagnose(trace(norms("DtoH (Device -> Pinned)"))).findings
     assert first.id == "exposed-copies"
-    assert first.gain_frac == pytest.approx(24 / 40, abs=0.01)
+    assert first.gain_frac == pytest.approx(24 / 40, abs=0.02)
     assert "aten::linalg_vector_norm runs on the CPU" in first.advice
     assert [one.id for one in first.effects] == ["host-code"]
     assert "host-code" not in {one.id for one in more}

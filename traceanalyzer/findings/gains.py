@@ -137,6 +137,8 @@ def with_gains(
     if not _is_complete(replay, time):
         return Gains(bounds, why="not all ranks can be replayed")
     counted = _counted(replay, time, replay.job.step_names[1:])
+    # of all steps, as costs are shares of, to a step of which gains are shares
+    by_step = replay.unprofiled_frac * time.whole_ns / time.windows.height / _step_ns(replay, time)
     kept, off_path, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         placed = one.intervals if one.intervals is None else _of_process(one.intervals, replay)
@@ -146,8 +148,8 @@ def with_gains(
             kept.append(one)
             continue
         more, frac = more + (factor - 1) * frac, frac * factor
-        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
-        is_off, most = frac < NO_GAIN, 1.0 if limit is None else limit
+        cost = (one.cost_ns or 0) / _step_ns(replay, time)
+        is_off, most = frac < NO_GAIN, 1.0 if limit is None else limit * by_step
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
         frac = cost if cost < frac <= _AS_MUCH * cost else frac
@@ -367,7 +369,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
             return frac if frac >= NO_GAIN else None
         one = replace(one, ranks=())  # what is slow on these ranks is slow on the others, too
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
-        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac
+        cost = (one.cost_ns or 0) / _step_ns(replay, time)
         frac = min(_share([one], replay, time), _MORE_OVERLAP * cost)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
