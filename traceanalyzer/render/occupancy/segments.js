@@ -23,7 +23,7 @@ class Segments {
     const more = count > this.count ? ` The ${GROUPED.format(this.count)} largest are drawn.` : '';
     const free = total - live;
     return `${GROUPED.format(count)} segment${count === 1 ? '' : 's'} of ${bytes(total)}: ${bytes(live)} live, `
-      + `${bytes(free)} free (${percent(free, total)}) in ${GROUPED.format(holes)} holes, the largest ${bytes(largest)}.${more}`;
+      + `${bytes(free)} free (${percent(free, total)}) in ${GROUPED.format(holes)} hole${holes === 1 ? '' : 's'}, the largest ${bytes(largest)}.${more}`;
   }
 
   /** Divides segments into pieces per row: largest first, or those with most free bytes. */
