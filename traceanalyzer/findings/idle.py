@@ -123,7 +123,7 @@ def _measured(
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
     unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
-    by_design = cause == causes.HOST_CODE and launching.waits_by_design(result, time.frac(total))
+    by_design = cause == causes.HOST_CODE and launching.by_design(result, answers, steps, total)
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
         cost_frac=time.frac(total),

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.display import listed, places
 from traceanalyzer.analyzers.common.gpu_api import Api
+from traceanalyzer.analyzers.common.kernel_names import ATTENTION
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.waits import DATA, DEVICE as GPU_WORK, REQUESTS, SLEEPS, THREAD
 from traceanalyzer.analyzers.cuda_api.result import (
@@ -380,19 +381,22 @@ def copies_state(result: GpuIdle, answers: Answers) -> str:
 _CHECKPOINTS = r"(?i)checkpoint|staging|save|snapshot|state_?dict"
 
 
-def waits_by_design(result: GpuIdle, share: float) -> bool:
+def by_design(result: GpuIdle, answers: Answers, steps: Sequence[str], total_ns: int) -> bool:
     """Whether a program that does not train waits for a request, or mostly for a timer.
 
-    Or the program waits for GPU work, which is not recorded.
+    It may wait for requests if it runs unknown code in few steps, and attention in others. Or the
+    program waits for GPU work, which is not recorded.
     """
-    one = result.activity(causes.HOST_CODE)
+    one, kernels = result.activity(causes.HOST_CODE), answers.of(Kernels)
     if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
         return one.wait in (GPU_WORK, REQUESTS)
+    if steps and kernels is not None and not (one.text or one.range):
+        return bool((kernels.heaviest("family")["family"] == ATTENTION).any())
     names = f"{one.place} {one.called} {one.frame}"
     is_loop = one.wait in (DATA, THREAD) and bool(re.search(_EVENT_LOOP, names))
-    gaps = result.of_cause(causes.HOST_CODE)
+    gaps, is_most = result.of_cause(causes.HOST_CODE), 2 * answers.time.frac(total_ns) > 1
     long = gaps.filter(pl.col("end") - pl.col("start") >= _TIMER_NS)
-    return is_loop or (one.wait == SLEEPS and 2 * share > 1 and 2 * long.height > gaps.height)
+    return is_loop or (one.wait == SLEEPS and is_most and 2 * long.height > gaps.height)
 
 
 RECORD_GPU = (

@@ -273,8 +273,9 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
         steps), code (the innermost Python frame of own code), called (below it,
         the innermost annotation, or frame of a library that does more than to pass the call on).
         Null where nothing encloses that much, or was not recorded. Frames and annotations that run
-        for more than half of the recording are the whole program, and do not count. Around calls of
-        threads without slices counts what the thread with most Python functions runs meanwhile.
+        for more than half of the recording are the whole program, and do not count, except in one
+        of several steps. Around calls of threads without slices counts what the thread with most
+        Python functions runs meanwhile.
     """
     tree = _tree_around(trace, at["ts"])
     kind, python = pl.col("kind"), pl.col("kind") == "python_function"
@@ -282,7 +283,9 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
     in_new = pl.col("name").gather("parent").cast(pl.String).str.contains(_ALLOCATES)
     fills = (pl.col("name") == _FILL) & in_new.fill_null(value=False)
     recorded = trace.events.select(pl.col("ts").max() - pl.col("ts").min()).item() or 0
-    short = 2 * (pl.col("end") - pl.col("start")) <= recorded
+    ends = pl.when(is_step(tree)).then("end").forward_fill().over(THREAD)
+    in_one = (pl.col("end") <= ends).fill_null(value=False) & (is_step(tree).sum() >= _SEVERAL)
+    short = in_one | (2 * (pl.col("end") - pl.col("start")) <= recorded)
     is_range = (kind.is_in(ANNOTATION_KINDS) | marked) & ~is_step(tree) & short
     is_range &= ~named(tree, [_COLLECTIVE])
     of_user = in_own_code(tree["name"])
@@ -315,6 +318,10 @@ def common_places(trace: Trace, at: pl.DataFrame) -> pl.DataFrame:
         "group", operator=names["operator"], outer=names["outer"], annotation=names["annotation"],
         code=names["own_code"], called=pl.when(below).then(names["called"]),
     )  # fmt: skip
+
+
+#: From so many steps on, what runs in one of them is not the whole program.
+_SEVERAL = 3
 
 
 def _tree_around(trace: Trace, ts: pl.Series) -> pl.DataFrame:

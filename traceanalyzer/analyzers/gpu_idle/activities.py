@@ -750,7 +750,7 @@ def advice_on_stream_wait(gaps: pl.DataFrame) -> str:
 def advice_on_files(place: str, *, pytorch: bool) -> str:
     """Return advice for a function that saves or loads; empty if its name does not tell."""
     name = frame_text(place)
-    if re.search("async_save|[/(]staging", name):
+    if re.search("async_save|[/(]staging|_state_dict_utils", name):
         return _STAGE_FASTER.format(name)
     if not name or bool(_SAVES.search(name)) == bool(_LOADS.search(name)):
         return ""

@@ -298,7 +298,7 @@ class GpuIdle(Result):
                 code = code.replace("with_stack=True", "with_stack=True (PyTorch)")
             on_host = coverage.on_host
             text = activities.advice_on_host_code(one, program, code=code, on_host=on_host)
-            by_design = one.wait in (DATA, SLEEPS) and not program.trains
+            by_design = (one.wait in (DATA, SLEEPS) or not one.text) and not program.trains
             return text + causes.PERHAPS_REQUESTS * by_design
         if cause == causes.SYNCHRONISATION:
             waited = self.waited
