@@ -1,5 +1,6 @@
 """Rules for GPU speed: slower kernels in some steps or on a rank; metrics of GPU and host."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     compare,
 )
 from traceanalyzer.analyzers.common.step_marks import with_phases
+from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.host_metrics.result import BUSY_PERCENT, HostMetrics, gpu_metrics_text
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
@@ -196,7 +198,7 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     "all kernels of some ranks slower than on the other ranks",
     f"time above that of the other ranks, {OF_STEP}",
     {"warning": LEAST, "critical": 0.2},
-    uses=("gpu_idle", "kernels"),
+    uses=("gpu_idle", "info", "kernels"),
 )
 def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     """Measure how much longer all kernels of some ranks take, which may share a cause."""
@@ -213,7 +215,8 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     alone = len(ranks) == 1
     difference = _slow_alike(rows, slow["rank"])
     stages = {result.stage_of(rank) for rank in ranks} - {None}
-    if difference is None or (not alone and len(stages) == 1):  # a stage has more work
+    text = other_gpu(answers, ranks)
+    if not (difference or text) or (not alone and len(stages) == 1):  # a stage has more work
         return
     length = pl.col("end") - pl.col("start")
     others_ns = int(time.windows.filter(~of_slow).select(length.sum()).item())
@@ -222,13 +225,35 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     more = float(np.mean(slow["ns"].to_numpy()) - np.median(others["ns"].to_numpy()))
     total = min(round(more * sums.height), time.whole_ns)
     yield Measured(
-        title=f"Slow GPU{'s' * (not alone)} on {answers.label(ranks)}: {difference.text}: "
-        f"{time.share(total)}.",
-        advice=difference.advice(answers.program.clocks, _GPUS[alone]),
+        title=f"Slow GPU{'s' * (not alone)} on {answers.label(ranks)}: "
+        f"{text or (difference and difference.text)}: {time.share(total)}.",
+        advice=EQUAL_GPUS
+        if text or not difference
+        else difference.advice(answers.program.clocks, _GPUS[alone]),
         total_ns=total,
         rank=ranks[0] if alone else None,
         ranks=() if alone else tuple(ranks),
     )
+
+
+def other_gpu(answers: Answers, ranks: Sequence[int]) -> str:
+    """Return the GPU of some ranks and that of most others, which is not slower; empty if equal."""
+    if (info := answers.of(Info)) is None:
+        return ""
+    models = info.files.select("rank", gpu=pl.col("devices").str.replace_all(r"\b\d+x ", ""))
+    is_mine = pl.col("rank").is_in(ranks)
+    mine, others = (models.filter(one)["gpu"].drop_nulls() for one in (is_mine, ~is_mine))
+    usual = "".join(others.mode().sort().head(1))
+    if not usual or mine.n_unique() != 1 or mine[0] == usual:
+        return ""
+    rates = [peaks_of(name).tflops.get("bf16", 0) for name in (mine[0], usual)]
+    alone, most = len(ranks) == 1, "most " * (mine[0] in others)
+    who = "its GPU is" if alone else "their GPUs are"
+    whose = f"{'that' if alone else 'those'} of {most or 'the '}other ranks"
+    return f"{who} {mine[0]}, {whose} {usual}" if rates[0] <= (rates[1] or math.inf) else ""
+
+
+EQUAL_GPUS = "Use GPUs of one model for all ranks, or give slower ones less work."
 
 
 def slow_gpus(answers: Answers) -> list[int]:

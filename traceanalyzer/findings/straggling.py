@@ -3,7 +3,6 @@
 Longer idle time, other kernels, unequal work or experts, a slow stage of a pipeline.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,11 +32,9 @@ from traceanalyzer.analyzers.common.kernel_times import (
 )
 from traceanalyzer.analyzers.common.names import frame_text, python_frame
 from traceanalyzer.analyzers.cuda_api.result import CudaApi
-from traceanalyzer.analyzers.efficiency.peaks import peaks_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
-from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.analyzers.steps.slow_steps import CODE, LONG_FRAC
@@ -53,7 +50,7 @@ from traceanalyzer.findings.device_time import (
     main_ranks,
     only_rank,
 )
-from traceanalyzer.findings.hardware import LEAST, slow_gpus
+from traceanalyzer.findings.hardware import EQUAL_GPUS, LEAST, other_gpu, slow_gpus
 from traceanalyzer.findings.rule import (
     MUCH_LEFT,
     OF_STEP,
@@ -96,8 +93,8 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
         by_cause: the sum of these by the cause of the delay.
     """
     staged = stage_of(answers, rank) is not None or _in_stages(answers, waits)
-    if _other_gpu(answers, rank, by_cause):
-        return _EQUAL_GPUS
+    if _works_longer(by_cause) and other_gpu(answers, [rank]):
+        return EQUAL_GPUS
     if (name := only_code(answers, rank, by_cause)[0]) and not staged:
         return f"Share the work of {name} among all ranks, or run it less often."
     difference = _difference(answers, rank, by_cause)
@@ -119,21 +116,6 @@ def advice(answers: Answers, rank: int, waits: pl.DataFrame, by_cause: Mapping[s
 
 
 _BALANCE = "equal batches and layers for every rank"
-_EQUAL_GPUS = "Use GPUs of one model for all ranks, or give slower ones less work."
-
-
-def _other_gpu(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
-    """Return the GPU of a rank and that of most others, which is not slower; empty if equal."""
-    info = answers.of(Info)
-    if info is None or not _works_longer(by_cause):
-        return ""
-    models = info.files.select("rank", gpu=pl.col("devices").str.replace_all(r"\b\d+x ", ""))
-    mine, others = (models.filter(pl.col("rank") == rank), models.filter(pl.col("rank") != rank))
-    for gpu, usual in zip(mine["gpu"].drop_nulls(), others["gpu"].mode().sort(), strict=False):
-        rates = [peaks_of(name).tflops.get("bf16", 0) for name in (gpu, usual)]
-        if usual and gpu != usual and rates[0] <= (rates[1] or math.inf):
-            return f"its GPU is {gpu}, that of the other ranks {usual}"
-    return ""
 
 
 def _in_stages(answers: Answers, waits: pl.DataFrame) -> bool:
@@ -378,7 +360,7 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
     cause = _main(by_cause)
     if cause == causes.COPIES:
         return "longer exposed copies"
-    if gpu := _other_gpu(answers, rank, by_cause):
+    if _works_longer(by_cause) and (gpu := other_gpu(answers, [rank])):
         return gpu
     if clause := only_code(answers, rank, by_cause)[1]:
         return clause
