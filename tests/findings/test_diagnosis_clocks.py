@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -169,6 +170,22 @@ def test_slow_gpus_of_several_ranks_are_one_finding(n_ranks: int, slow: tuple[in
     found, *others = judged_by(["slow-gpu", "straggler", "unequal-work"], *traces)
     assert [one.ranks for one in found] == [slow] * bool(slow)
     assert others == [[], []]
+
+
+@pytest.mark.parametrize(("model", "found"), [("Tesla V100-SXM2", True), ("NVIDIA H200", False)])
+def test_ranks_on_another_model_of_gpu_are_one_finding(model: str, found: bool) -> None:
+    """Their kernels have other names, so that times of the same kernels are not compared."""
+    traces = []
+    for rank, one in enumerate(job(lambda rank, _n, _k: 1.5 if rank > 4 else 1, 8)):
+        names = {one: f"volta_{one}" for one in KERNELS} if rank > 4 else {}
+        name = pl.col("name").cast(pl.String).replace(names)
+        gpus = (Device(0, model if rank > 4 else "NVIDIA A100-SXM4-80GB"),)
+        meta = replace(one.meta, devices=gpus)
+        events = one.events.with_columns(name.cast(one.events.schema["name"]))
+        traces.append(replace(one, sources=(meta,), events=events))
+    slow = judged("slow-gpu", *traces)
+    assert [one.ranks for one in slow] == [(5, 6, 7)] * found
+    assert ["one model" in one.advice for one in slow] == [True] * found
 
 
 @pytest.mark.parametrize(

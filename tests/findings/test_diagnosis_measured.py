@@ -238,6 +238,37 @@ def test_functions_of_servers(stacks: str, size: float | None, part: str, tmp_pa
     assert all(part in one.advice for one in found)
 
 
+_WORKER = (
+    'process 8 (child of 7):"python t.py";main (t.py:1);_launch (multiprocessing/popen_fork.py:71);'
+    "_bootstrap (multiprocessing/process.py:314);_worker_loop (torch/utils/data/_utils/worker.py:3)"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        ("untar (webdataset/tariterators.py:120);read (gzip.py:300)", ".tar.gz"),
+        ("decode (webdataset/autodecode.py:4);load (zarr/core.py:7)", "num_workers"),
+    ],
+)
+def test_libraries_in_loader_workers(code: str, part: str, tmp_path: Path) -> None:
+    """The main process is no code of the worker that it started."""
+    raw = tmp_path / "a.raw.txt"
+    get = "_get_data (torch/utils/data/dataloader.py:14);wait (threading.py:359)"
+    raw.write_text(f'{_WORKER};{code} 90\nprocess 7:"python t.py";main (t.py:1);{get} 90\n')
+    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert one.size == 0.5
+    assert part in one.advice
+    assert f"called by {code.split()[0]} (webdataset" in one.title or "zarr" in one.title
+
+
+def test_a_library_in_a_shortened_path_is_no_own_code(tmp_path: Path) -> None:
+    raw = tmp_path / "a.raw.txt"
+    raw.write_text("run (metrics.py:3);sample_line (prometheus_client/exposition.py:16) 90\n")
+    (one,) = measurements("hot-line", ta.py_spy_report(raw))
+    assert "run (metrics.py:3)" in one.title
+
+
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter_tensor", "broadcast", "recv"])
 def test_a_collective_is_a_wait_for_other_ranks(name: str, tmp_path: Path) -> None:
     raw = tmp_path / "a.raw.txt"

@@ -177,7 +177,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         rest_rows = rest_rows.filter(~is_kind)
     yield from _lock_waits(result)
     yield from _activities(result)
-    yield from _in_libraries(result, rest_rows)
+    yield from _in_libraries(result, rest_rows, before)
     yield from _checkpoints(result, paths.filter("saves"), running)
     leaf = pl.format("{}: {}", _LEAF_FILE, "name")
     trains = leaf.str.contains(_BACKWARD).any()  # of lines with models, the rest counts
@@ -380,12 +380,19 @@ _ACTIVITIES = {
 }
 
 
-def _in_libraries(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
-    """Yield the functions of libraries in which code runs without own code, by their advice."""
+def _in_libraries(result: LeafPaths, rows: pl.DataFrame, before: str) -> Iterator[Measured]:
+    """Yield the functions of libraries in which code runs without own code, by their advice.
+
+    All of them count if the main process waits for the workers of its loader (``before``).
+    """
     alone = rows.filter(pl.col(LIBRARY[0]).is_null(), pl.col("doing").is_null())
     called = pl.format("{}: {}", _LEAF_FILE, "name")
     serves = called.str.contains(_SERVES) & ~called.str.contains(f"{_IN_FRAMEWORK}|: forward")
-    by = alone.filter(serves).sort("samples", descending=True).group_by("name", "path", text=called)
+    by = (
+        alone.filter(serves | pl.lit(bool(before)))
+        .sort("samples", descending=True)
+        .group_by("name", "path", text=called)
+    )
     share = pl.col("samples").sum() / result.total_samples
     sums = by.agg(pl.col("line").mode().min(), pl.col("caller").first(), share=share)
     sums = sums.with_columns(place=place_of(*map(pl.col, PATH)))
@@ -401,8 +408,9 @@ def _in_libraries(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
         ]
         yield Measured(
             size=float(each["share"].sum()),
-            title=f"Code of libraries runs in many samples: {'; '.join(places)}.",
-            advice=str(advice),
+            title=f"{before}{'cC'[not before]}ode of libraries runs in many samples: "
+            f"{'; '.join(places)}.",
+            advice=_TEXTS["in_workers"] if before and advice == _OF_LIBRARIES[""] else str(advice),
             of="samples",
             confidence="medium",
         )

@@ -65,7 +65,10 @@ KNOWN_PACKAGES = frozenset(  # two hundred words are easier to read without quot
     torchaudio torchdata torchgen torchmetrics torchrl torchtext torchvision torio tornado tqdm
     traitlets transformer_engine transformers triton trl typer typing_extensions urllib3 uvicorn
     uvloop vllm wandb webdataset websockets wrapt xarray xformers xgboost xgrammar xxhash yaml yarl
-    zarr zmq zstandard
+    zarr zmq zstandard bs4 catboost celery clearml comet_ml confluent_kafka cudf cuml dateutil
+    django elasticsearch faiss flask gradio gradio_client jwt lightgbm neptune openpyxl
+    opentelemetry pika prometheus_client prometheus_fastapi_instrumentator psycopg2 pymongo redis
+    rmm streamlit swanlab tenacity watchdog werkzeug
     """.split()  # noqa: SIM905
 )
 
