@@ -363,6 +363,20 @@ def test_operators_that_the_gpu_lacks_are_one_finding() -> None:
     assert [effect.id for effect in one.effects] == ["host-code"]
 
 
+@pytest.mark.parametrize(("us", "reads"), [(1, False), (100, True)])
+def test_a_number_that_is_read_is_no_data_of_operators_on_the_cpu(us: int, reads: bool) -> None:
+    def between(at: int) -> Rows:
+        to_host, to_gpu = "Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pageable -> Device)"
+        return [
+            device(to_host, (at + 10) * US, us * US) | {"kind": "gpu_memcpy"},
+            host("cpu_op", "aten::stft", (at + 120) * US, 100 * US),
+            device(to_gpu, (at + 230) * US, 200 * US) | {"kind": "gpu_memcpy"},
+        ]
+
+    ids = [one.id for one in ta.diagnose([loop(between)]).findings]
+    assert ("host-code" in ids) != reads
+
+
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_copies_of_offloaded_parameters(on_cpu: bool) -> None:
     """Copies in both directions in each step; the CPU updates the parameters, or augments data."""

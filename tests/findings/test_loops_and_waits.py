@@ -172,6 +172,39 @@ def test_work_that_all_layers_could_share(one: Trace, kernels: int) -> None:
         check_wording(shared.title, shared.advice)
 
 
+@pytest.mark.parametrize(
+    ("name", "compiled", "share"),
+    [
+        ("_compile.compile_inner (dynamo_timed)", (0, 1, 2, 3, 4, 5), 0.89),
+        ("_compile.compile_inner (dynamo_timed)", (5,), 0.4),
+        ("backward._backward_impl (dynamo_timed)", (2, 3, 4, 5), 0.8),
+        ("build_guards", (0, 1, 2, 3, 4, 5), 0.0),
+    ],
+)
+def test_compilation_on_the_cpu_in_steps(
+    name: str, compiled: tuple[int, ...], share: float
+) -> None:
+    """What compiles in all steps is no setup, even if the first ones take longer."""
+    events: _Events = []
+    at = 0
+    for number in range(6):
+        begin, ns = at, (80 if number > 2 else 240) * MS
+        if number in compiled:
+            events += [host("cpu_op", name, at + US, ns)]
+            events += [host("cpu_op", "aten::mm", at + ns // 4, ns // 4)]
+            at += ns
+        events += [host("cpu_op", "aten::mm", at + 2 * US, 20 * MS)]
+        at += 20 * MS + 10 * US
+        events.append(step(number, begin, at - begin))
+    recording = trace(events)
+    found = judged("compiling-steps", recording)
+    assert [one.size for one in found] == [pytest.approx(share, abs=0.05)] * (share > 0)
+    if len(compiled) == 6 and share:
+        first, *others = ta.diagnose(recording).findings
+        assert (first.id, first.severity) == ("compiling-steps", "critical")
+        assert not any("one-time setup" in one.advice for one in others)
+
+
 # --- threads without CPUs ----------------------------------------------------------------------
 
 
@@ -267,6 +300,32 @@ def test_a_program_that_sleeps_between_steps(more: _Events, severity: str) -> No
 def test_code_between_steps_is_no_wait_by_design() -> None:
     (one,) = ta.diagnose(serving("server.py(5): work")).findings
     assert one.severity == "critical"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pauses", "severity"),
+    [
+        ("flash_fwd_splitkv_kernel", (2, 5), "info"),
+        ("paged_attention_v1_kernel", (1, 3, 7), "info"),
+        ("flash_fwd_splitkv_kernel", tuple(range(1, 9)), "critical"),
+        ("stencil", (2, 5), "critical"),
+    ],
+)
+def test_unknown_code_in_few_steps_may_be_between_requests(
+    kernel: str, pauses: tuple[int, ...], severity: str
+) -> None:
+    events: _Events = []
+    at = 0
+    for number in range(9):
+        begin = at
+        at += 50 * MS * (number in pauses)
+        for name in ("gemm", kernel):
+            events += launch(name, at, MS)
+            at += MS + 10 * US
+        events.append(step(number, begin, at - begin))
+    (one,) = (found for found in ta.diagnose(trace(events)).findings if found.id == "host-code")
+    assert one.severity == severity
+    assert "the load is low" in one.advice
 
 
 def stalling(name: str, long: tuple[int, ...]) -> Trace:

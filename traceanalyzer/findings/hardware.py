@@ -249,8 +249,8 @@ def other_gpu(answers: Answers, ranks: Sequence[int]) -> str:
     rates = [peaks_of(name).tflops.get("bf16", 0) for name in (mine[0], usual)]
     alone, most = len(ranks) == 1, "most " * (mine[0] in others)
     who = "its GPU is" if alone else "their GPUs are"
-    whose = f"{'that' if alone else 'those'} of {most or 'the '}other ranks"
-    return f"{who} {mine[0]}, {whose} {usual}" if rates[0] <= (rates[1] or math.inf) else ""
+    rest = f"{'that' if alone else 'those'} of {most or 'the '}other ranks"
+    return f"{who} {mine[0]}, {rest} {usual}" if rates[0] <= (rates[1] or math.inf) else ""
 
 
 EQUAL_GPUS = "Use GPUs of one model for all ranks, or give slower ones less work."

@@ -225,6 +225,8 @@ def _explained(
         shares[IDLE_RULES[causes.LAUNCH]] = 1.0
     if cause != causes.HOST_CODE:
         return shares
+    if launching.compiles_in_all(answers, result.activity(cause).place):
+        return {"compiling-steps": 1.0}
     shares |= {"exposed-copies": 1.0} if answers.on_cpu else {}
     gaps = result.of_cause(cause)
     after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
@@ -273,7 +275,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
     total = int(losses["lost_ns"].sum())
     later = time.of_cause(cause)
     repeats = later["lost_ns"].sum() >= total and later["step"].n_unique() > 1
-    if not total or repeats or not _is_set_up(cause, result):
+    if not total or repeats or not launching.is_set_up(cause, result, answers):
         return
     size = total / (time.whole_ns + time.warm_up_ns)
     steps = losses["step"].unique().sort()
@@ -428,13 +430,6 @@ def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
 _READS = r"^aten::(?:item|_local_scalar_dense)$|Synchronize"
 
 
-#: Setup calls: handles, communicators, compilation.
-_SET_UP = (
-    r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
-    r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
-)
-
-
 def _first_launches(result: GpuIdle) -> str:
     """Return advice about few launches with most of the time."""
     after = result.of_cause(causes.LAUNCH)["after"].drop_nulls().head(1)
@@ -452,7 +447,7 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     Without steps: in a few calls.
     """
     time = answers.time
-    if cause == causes.MODULE_LOADING and _are_first_launches(losses, answers):
+    if cause == causes.MODULE_LOADING and launching.are_first_launches(losses, answers):
         return True
     if not time.in_steps:
         one = cause in causes.FIRST_USE and _is_in_few(losses, _ONE)
@@ -464,22 +459,7 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     )
     in_first = losses.join(first, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
     least = causes.SETUP_FRAC * int(losses["lost_ns"].sum())
-    return int(in_first["lost_ns"].sum()) >= least and _is_set_up(cause, result)
-
-
-def _is_set_up(cause: str, result: GpuIdle) -> bool:
-    """Whether idle time of a cause in the first step is setup, by the cause or by names."""
-    gaps = result.of_cause(cause)
-    names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
-    set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
-    return cause in causes.FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
-
-
-def _are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:
-    """Whether most of the loss is the time of first launches, which load the code of kernels."""
-    if (launches := answers.of(Launches)) is None:
-        return False
-    return 2 * launches.calls.loading_ns > int(losses["lost_ns"].sum())
+    return int(in_first["lost_ns"].sum()) >= least and launching.is_set_up(cause, result, answers)
 
 
 def _is_in_few(losses: pl.DataFrame, few: int, least: int = 0) -> bool:

@@ -432,15 +432,16 @@ def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str
 _OF_OPTIMIZER, _MANY_TIMES = r"^Optimizer\.(?:zero_grad|step)(?=#)", 10
 
 
-#: The function of JAX that compiles.
+#: The function of JAX that compiles, and the operator of torch.compile.
 _JAX_COMPILES = r"compiler\.py\(\d+\): backend_compile"
+_TORCH_COMPILES = causes.MAKES_CODE[1]
 _JIT_ONCE = "Create jitted functions once, outside of the loop."
 
 
 @rule(
     "steps",
     "programs without GPU work that compile in their steps",
-    "time of JAX's compiler as a share of the time of all steps",
+    "time of JAX's compiler, or of torch.compile, as a share of the time of all steps",
     {"warning": 0.05, "critical": 0.3},
 )
 def compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
@@ -453,7 +454,9 @@ def compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
             size=share,
             title=f"Compilation takes {format_frac(share)} of step time: "
             f"{format_count(n, 'compilation')} in {format_count(steps.height, 'step')}.",
-            advice=f"{activities.advice_on_slice(name, pytorch=False)} {_JIT_ONCE}",
+            advice=activities.advice_on_slice(name, pytorch=True)
+            if answers.program.pytorch
+            else f"{activities.advice_on_slice(name, pytorch=False)} {_JIT_ONCE}",
             cost_ns=round(total / steps.height),
             cost_frac=share,
             of="step time",
@@ -470,12 +473,43 @@ def of_compilation(answers: Answers) -> dict[str, float]:
 
 def _compilation(result: Steps, answers: Answers) -> tuple[str, int, int]:
     """Return function, number and time of compilations in steps, if a GPU cannot wait for them."""
-    if result.code is None or answers.time.whole_ns:
+    if result.code is None or (answers.time.whole_ns and not answers.time.on_host):
         return "", 0, 0
-    rows = result.code.filter(pl.col("name").str.contains(_JAX_COMPILES))
+    rows = result.code.filter(pl.col("name").str.contains(f"{_JAX_COMPILES}|{_TORCH_COMPILES}"))
     rows = rows.group_by("name").agg(pl.col("n", "total_ns").sum())
     rows = largest_first(rows, "total_ns", "name")  # they call each other
     return rows.row(0) if rows.height else ("", 0, 0)
+
+
+def compiles_in_all(answers: Answers, place: str) -> bool:
+    """Whether a place compiles code, and there is a compilation for each step."""
+    steps = answers.of(Steps)
+    n = _compilation(steps, answers)[1] if steps and re.search(_TORCH_COMPILES, place) else 0
+    return steps is not None and n >= max(steps.counted["number"].n_unique(), 1)
+
+
+def is_set_up(cause: str, result: GpuIdle, answers: Answers) -> bool:
+    """Whether idle time of a cause in the first step is setup, by the cause or by names."""
+    if compiles_in_all(answers, result.activity(cause).place):
+        return False
+    gaps = result.of_cause(cause)
+    names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
+    set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
+    return cause in causes.FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
+
+
+def are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:
+    """Whether most of the loss is the time of first launches, which load the code of kernels."""
+    if (launches := answers.of(Launches)) is None:
+        return False
+    return 2 * launches.calls.loading_ns > int(losses["lost_ns"].sum())
+
+
+#: Setup calls: handles, communicators, compilation.
+_SET_UP = (
+    r"(?i)cu(?:blas|dnn|solver|sparse|fft)\w*Create|CommInit|init_process_group|new_group"
+    r"|cu(?:Module|Library)Load|hipModuleLoad|_?dynamo|inductor|compil|autotun|lazy_init"
+)
 
 
 #: The key of a step.

@@ -222,7 +222,8 @@ class Answers:
         large = sums.filter(pl.col("ns") > _LEAST_COPIES * pl.col("ns").sum())["direction"]
         if code.steps_on_cpu and {"HtoD", "DtoH"} <= {*large}:
             return OPTIMIZER
-        copied = re.search(causes.DEVICE_TO_HOST, code.after)
+        # others only read a number
+        copied = re.search(causes.DEVICE_TO_HOST, code.after) and {"DtoH", "DtoM"} & {*large}
         return code.place if code.is_operator and copied else ""
 
     @property

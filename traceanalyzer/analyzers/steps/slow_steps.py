@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.host_code import THREAD, common_places, plac
 from traceanalyzer.analyzers.common.launching import launch_rows
 from traceanalyzer.analyzers.common.names import ADDRESS, BACKWARD, LAYERS, matching
 from traceanalyzer.analyzers.common.step_marks import STEP
-from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
+from traceanalyzer.analyzers.gpu_idle.causes import MAKES_CODE, OPERATOR
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import Trace, of_kinds
 from traceanalyzer.units import NS_PER_MS
@@ -262,7 +262,7 @@ _CODE = {
 
 
 def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the annotations and Python functions that run long, in or between steps of a rank.
+    """Return annotations, compilations and Python functions that run long in or between steps.
 
     Args:
         trace: of one rank.
@@ -280,7 +280,9 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
     spans = each.select("step", start="host_start", end=until)
     slices = _in_steps(trace, spans, max(least, 1), short=vocabulary.ANNOTATION_KINDS)
-    slices = slices.filter(pl.col("kind").is_in((*vocabulary.ANNOTATION_KINDS, "python_function")))
+    compiles = pl.col("name").is_in(matching(trace.names, [MAKES_CODE[1]]))  # of torch.compile
+    kinds = (*vocabulary.ANNOTATION_KINDS, "python_function")
+    slices = slices.filter(pl.col("kind").is_in(kinds) | compiles)
     time = pl.max_horizontal("dur", pl.lit(_launched_ns(trace, slices))).alias("total_ns")
     sums = slices.select("kind", "name", time, median_ns="dur").group_by("kind", "name")
     plain = pl.col("name").cast(pl.String).str.replace(ADDRESS, "")
