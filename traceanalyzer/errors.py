@@ -57,10 +57,6 @@ class UnknownFormat(InputError):
     """No parser recognises the content."""
 
 
-class FailedJob(UnknownFormat):
-    """A log that says which collectives failed, the answer of ``diagnose`` and ``hang``."""
-
-
 class MalformedInput(InputError):
     """The format is known, but nothing can be read from this file."""
 

@@ -790,7 +790,10 @@ def test_a_command_that_got_text_fails_with_one_line() -> None:
 
 def test_forms_of_the_analysis_are_those_of_the_parser() -> None:
     forms = {form for case in SCRIPT["CASES"] for form in case.rows or ()}
-    assert set(FORMS) == forms | {"memory_usage", "out_of_memory", "throughput"}
+    assert set(FORMS) == forms | {
+        *("memory_usage", "out_of_memory", "throughput"),
+        *("job_events", "engine"),
+    }
 
 
 def test_a_trace_and_a_time_window_are_refused() -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
-from time import process_time
 
 import pytest
 from conftest import ROOT
 from wording import raises_wording
 
 import traceanalyzer as ta
-from traceanalyzer.cli.main import status
 from traceanalyzer.errors import UnknownFormat, UnreadableFile
 from traceanalyzer.parsers.foreign import recognise
 
@@ -69,8 +65,6 @@ KNOWN = {
     "nsys_stats.md": "| Function | Time (%) | Total Time (ns) | Num Calls |\n|---|---|---|---|\n",
     "nccl_end.txt": "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.5\n",
     "ncu.txt": "  gemm (2, 1, 1)\n    Section: GPU Speed Of Light Throughput\n",
-    "oom.txt": "RuntimeError: CUDA out of memory. Tried to allocate 5.74 GiB (GPU 0)",
-    "oom_cut.log": "step 3\ntorch.OutOfMemoryError: CUDA out of memory.\n",
     "rocprof_compute.txt": "0.1 Top Kernels\n│    │ Kernel_Name   │   Count │     Sum(ns) │\n",
     "layerwise.txt": "name      | cuda_time_us | pct_cuda_... | invocations\n======\n",
     "other.db": "SQLite format 3\0\x10\0\x02\x02\0",
@@ -168,231 +162,6 @@ def test_report_and_its_export_count_once(nsys: Path, tmp_path: Path) -> None:
     inputs, skipped = ta.find_inputs(folder)
     assert inputs == [str(folder / "a.sqlite")]
     assert [path for path, _ in skipped] == [str(folder / "a.nsys-rep")]
-
-
-#: Lines of NCCL's watchdog, of PyTorch 2.1, 2.5 and 2.7.
-OLD = (
-    "[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL("
-)
-NEW = "[E321 02:07:08 ProcessGroupNCCL.cpp:607] " + OLD.partition("] ")[2]
-STATUS = (
-    "[E1 a.cpp:1] [PG ID 11 PG GUID {} Rank {}]  failure detected by watchdog at work "
-    "sequence id: {}"
-)
-SIGNAL = (
-    "[E1 a.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Received a dump signal due to a "
-    "collective timeout from rank 2 and we will. Last enqueued NCCL work: {1}, last"
-)
-AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or timeout) detected by "
-
-
-@pytest.mark.parametrize(
-    ("lines", "named"),
-    [
-        (
-            [
-                NEW.format(0) + "SeqNum=1580, OpType=ALLREDUCE, NumelIn=4",
-                AT.format(3) + "watchdog at work: 1580, last enqueued NCCL work: 1582",
-            ],
-            "allreduce 1580 on ranks 0, 3",
-        ),
-        (
-            [
-                OLD.format(0) + "SeqNum=96120, OpType=ALLREDUCE, Timeout",
-                OLD.format(0) + "SeqNum=96117, OpType=ALLREDUCE",
-                OLD.format(7) + "OpId=64088, OpType=_ALLGATHER_BASE",
-            ],
-            "allgather_base 64088 on rank 7, allreduce 96117 on rank 0; rank 7 is behind",
-        ),
-        (
-            [
-                NEW.format(7) + "SeqNum=8, OpType=BROADCAST, NumelIn=5056, NumelOut=5056",
-                AT.format(5) + "watchdog at work: 8, last enqueued NCCL work: 8",
-                NEW.format(3) + "SeqNum=8, OpType=ALLREDUCE, NumelIn=21, NumelOut=21",
-            ],
-            "allreduce 8 of 21 elements on rank 3, work 8 on rank 5, broadcast 8 of 5,056 elements",
-        ),
-        (
-            [
-                NEW.format(0) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=5, NumelOut=9",
-                NEW.format(1) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=9, NumelOut=5",
-            ],
-            "alltoall_base 8 on ranks 0-1",
-        ),
-        (
-            [
-                NEW.format(4) + "SeqNum=610, OpType=COALESCED, NumelIn=56320, NumelOut=450560",
-                NEW.format(6) + "SeqNum=610, OpType=COALESCED, NumelIn=76800, NumelOut=614400",
-            ],
-            "coalesced 610 of 56,320 elements on rank 4, coalesced 610 of 76,800 elements on rank",
-        ),
-        (
-            [  # not all gather
-                NEW.format(0) + "SeqNum=5, OpType=COALESCED, NumelIn=100, NumelOut=200",
-                NEW.format(1) + "SeqNum=5, OpType=COALESCED, NumelIn=200, NumelOut=100",
-                NEW.format(2) + "SeqNum=5, OpType=COALESCED, NumelIn=300, NumelOut=600",
-            ],
-            "coalesced 5 on ranks 0-2",
-        ),
-        (
-            [
-                NEW.format(0) + "SeqNum=5, OpType=ALLREDUCE, NumelIn=100, NumelOut=100",
-                NEW.format(1) + "SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000",
-            ],
-            "allreduce 5 on ranks 0-1",
-        ),
-        (
-            [  # sends and receives
-                NEW.format(0) + "SeqNum=7, OpType=COALESCED, NumelIn=512, NumelOut=512",
-                NEW.format(1) + "SeqNum=7, OpType=COALESCED, NumelIn=64, NumelOut=64",
-            ],
-            "coalesced 7 on ranks 0-1",
-        ),
-        (
-            [
-                NEW.format(0) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=10, NumelOut=20",
-                NEW.format(1) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=12, NumelOut=24",
-            ],
-            "allgather_base 3 of 10 elements on rank 0, allgather_base 3 of 12 elements on rank 1",
-        ),
-        (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
-        (
-            [  # the ranks within groups are not those of the job
-                "[rank13]:" + NEW.format(1) + "SeqNum=216, OpType=ALLTOALL_BASE, NumelIn=5",
-                "[rank13]:" + STATUS.format(119, 1, 216),
-                "[rank15]:" + NEW.format(1) + "SeqNum=57, OpType=ALLREDUCE, NumelIn=3",
-                "[rank15]:" + STATUS.format(112, 0, 57),
-            ],
-            "allreduce 57 of group 112 on rank 15, alltoall_base 216 of group 119 on rank 13",
-        ),
-        (
-            [
-                "[rank2]:" + NEW.format(2) + "SeqNum=78, OpType=ALLREDUCE, NumelIn=3",
-                "[rank2]:" + STATUS.format(0, 2, 78),
-                *("[rank{0}]:" + SIGNAL).format(0, 77).splitlines(),
-                *("[rank{0}]:" + SIGNAL).format(1, 79).splitlines(),
-            ],
-            "allreduce 78 on rank 2; rank 0 did not call it",
-        ),
-    ],
-)
-def test_a_log_of_the_watchdog_names_collectives_and_ranks(lines: list[str], named: str) -> None:
-    known = recognise("\n".join(["step 1", *lines]).encode(), "job.log")
-    assert known is not None
-    assert f"timeout of {named}" in known.what
-    assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in known.hint
-
-
-def test_a_log_of_a_watchdog_that_is_stuck() -> None:
-    line = "[rank{0}]:[E419 P.cpp:1484] [PG ID 2 PG GUID 9 Rank {0}] ProcessGroupNCCL's watchdog "
-    text = "\n".join(f"{line.format(rank)}got stuck for 480 seconds" for rank in (4, 2))
-    known = recognise(text.encode(), "job.log")
-    assert known is not None
-    assert "stuck for 480 s on ranks 2, 4" in known.what
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["diagnose"], 0),
-        (["hang", "--top", "5", "-q"], 0),
-        (["kernels"], 1),
-        (["diagnose", "-o", "x.json"], 1),
-        (["diagnose", "--output=x.json"], 1),
-        (["diagnose", "-ox.json"], 1),
-        (["hang", "--to", "json"], 1),
-    ],
-)
-def test_the_log_of_a_failed_job_is_an_answer(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int
-) -> None:
-    (tmp_path / "job.log").write_text(OLD.format(1) + "SeqNum=9, OpType=GATHER\n")
-    assert status([*arguments, str(tmp_path / "job.log")]) == code
-    out, error = capsys.readouterr()
-    assert "gather 9 on rank 1" in (error if code else out)
-
-
-PRINT = "Rank {} is running collective: CollectiveFingerPrint({}OpType={}, TensorShape=[{}]"
-NUMBER = "SequenceNumber=7, "
-
-
-@pytest.mark.parametrize(
-    ("calls", "named"),
-    [
-        (
-            [(1, NUMBER, "ALLREDUCE", "8, 2"), (0, NUMBER, "ALLREDUCE", "5")],
-            "different sizes to one collective: allreduce 7 of [5] on rank 0, allreduce 7 of [8",
-        ),
-        (
-            [(0, "", "ALLREDUCE", "20"), (1, "", "REDUCE", "20"), (2, "", "REDUCE", "20")],
-            "call different collectives: allreduce of [20] on rank 0, reduce of [20] on ranks 1-2",
-        ),
-        ([(0, "", "ALLREDUCE", "20"), (1, "", "ALLREDUCE", "20")], None),
-    ],
-)
-def test_a_log_of_ranks_that_compare_their_calls(
-    calls: list[tuple[object, ...]], named: str | None
-) -> None:
-    text = "Detected mismatch between collectives on ranks. " + ", but\n".join(
-        PRINT.format(*call) for call in calls
-    )
-    known = recognise(text.encode(), "job.txt")
-    assert (known and named) is None or named in str(known)
-
-
-def test_a_log_of_ranks_that_miss_a_barrier() -> None:
-    text = (
-        b"RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms\n Original"
-    )
-    assert "not reached on ranks 1-2" in str(recognise(text, "job.txt"))
-
-
-@pytest.mark.parametrize("name", ["job.log", "slurm-4.out"])
-def test_an_error_far_in_a_log_is_found(name: str, tmp_path: Path) -> None:
-    lines = "".join(f"INFO {n} read a part of the data set\n" for n in range(40_000))
-    path = tmp_path / name
-    path.write_text(lines + OLD.format(3) + "SeqNum=9, OpType=GATHER\n" + lines)
-    with pytest.raises(UnknownFormat, match="gather 9 on rank 3"):
-        ta.read(path)
-    with pytest.raises(UnreadableFile, match="gather 9 on rank 3"):
-        ta.read_job(tmp_path)
-    shutil.copy(ROOT / "fixtures/nccl_8ranks/rank0.json.gz", tmp_path)
-    assert "gather 9 on rank 3" in str(ta.find_inputs(tmp_path)[1])
-    oom = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 8.00 GiB"
-    path.write_text(f"{lines}{oom} of which 1.00 GiB is free. 6.00 GiB is allocated by PyTorch\n")
-    assert ta.printed(path).to_polars("memory")["requested_bytes"].to_list() == [3 << 30]
-    found = ta.diagnose(tmp_path).findings[0]
-    assert (found.id, found.severity) == ("out-of-memory-in-logs", "critical")
-    assert "3 GiB were requested on GPU 1" in found.title
-
-
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
-def test_lines_of_many_ranks_are_read_whole(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    block = "".join(f"INFO {n} read a part of the data set\n" for n in range(40_000))[: 1 << 20]
-    lines = "".join(
-        f"[rank{n}]:{NEW.format(n // 8)}SeqNum=1234, OpType=GATHER\n" for n in range(400)
-    )
-    path = tmp_path / ("job.log" if pack is bytes else "job.log.gz")
-    path.write_bytes(pack((block[: -len(lines) // 2] + "\n" + lines + block).encode()))
-    with pytest.raises(UnknownFormat, match="timeout of gather 1234 on ranks 0-399;"):
-        ta.read(path)
-
-
-def test_a_barrier_missed_by_many_ranks(tmp_path: Path) -> None:
-    path = tmp_path / "job.log"
-    late = ", ".join(str(2 * n) for n in range(500))
-    path.write_text(f"step 1\n[Rank 1]: Ranks {late} failed to pass monitoredBarrier in 2 ms\n")
-    with pytest.raises(UnknownFormat, match=r"ranks 0, 2, .* \(500 in total\)"):
-        ta.read(path)
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_a_large_log_of_failures_is_named_soon_and_short(number: int) -> None:
-    lines = "".join(OLD.format(n) + f"SeqNum={n * number}, OpType=GATHER\n" for n in range(8000))
-    start = process_time()
-    what = str(recognise(lines.encode(), "job.log"))
-    assert process_time() - start < 5
-    assert len(what) < 1000
 
 
 @pytest.mark.parametrize(("rows", "known"), [(1, True), (3, True), (0, False)])

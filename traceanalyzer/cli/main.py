@@ -3,7 +3,6 @@
 import gc
 import logging
 import os
-import re
 import signal
 import sys
 import traceback
@@ -16,7 +15,7 @@ import click
 from traceanalyzer import __version__
 from traceanalyzer.cli.commands import Commands
 from traceanalyzer.cli.signals import STATUS, as_exceptions, ignore
-from traceanalyzer.errors import FailedJob, TraceAnalyzerError
+from traceanalyzer.errors import TraceAnalyzerError
 from traceanalyzer.render.text import visible
 
 _EXAMPLES = """\b
@@ -95,11 +94,6 @@ def status(arguments: list[str]) -> int:
         if isinstance(end := error.__cause__, EOFError):  # of a .pyc; click takes it for Ctrl-D
             return _failed(f"internal error: EOFError: {end}; please report it", 1)
         return STATUS[signal.SIGINT]
-    except FailedJob as error:
-        if not {"diagnose", "hang"} & {*arguments[:1]} or any(map(_WRITES.match, arguments)):
-            return _failed(str(error), error.exit_code)
-        click.echo(visible(str(error)))
-        return 0
     except TraceAnalyzerError as error:
         return _failed(str(error), error.exit_code)
     except MemoryError:
@@ -111,10 +105,6 @@ def status(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - users never see a traceback
         return _failed(f"internal error: {type(error).__name__}: {error}; please report it", 1)
     return done if isinstance(done, int) else 0
-
-
-#: Options that write a file or another format, or fail: a line of text is not what they ask for.
-_WRITES = re.compile("-q*o|--(?:output|to|table|junit|plot|fail-on)(?:=|$)")
 
 
 def _failed(message: str, code: int) -> int:

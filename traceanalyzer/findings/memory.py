@@ -20,7 +20,7 @@ from traceanalyzer.analyzers.memory.oom_causes import (
     may_be_kept,
 )
 from traceanalyzer.analyzers.memory.result import Memory, PrivatePools, private_pools
-from traceanalyzer.analyzers.printed import memory as printed
+from traceanalyzer.analyzers.printed.memory import OUT_OF_MEMORY
 from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.findings.rule import Answers, Measured, Rule, rule
 from traceanalyzer.units import format_bytes, format_count, format_frac
@@ -78,32 +78,23 @@ def _out_of_memory(result: MemoryErrors, answers: Answers) -> Iterator[Measured]
 
 @rule(
     "printed",
-    "out-of-memory errors in logs",
-    "errors",
-    {"critical": 1},
+    "problems in logs of jobs",
+    "1 if the job failed",
+    {"info": 0.25, "warning": 0.5, "critical": 1},
     counts=True,
 )
-def _out_of_memory_in_logs(result: Printed, _: Answers) -> Iterator[Measured]:
-    for devices in [one.frame for one in result.tables if one.name == "memory"]:
-        rows = devices.filter(pl.col("ooms") > 0)
-        if not (n := int(rows["ooms"].sum())):
-            continue
-        errors = format_count(n, "out-of-memory error")
-        # those that only a summary counts may have been handled
-        ended = (rows["source"] == printed.MESSAGE).any()
+def _problems_in_logs(result: Printed, _: Answers) -> Iterator[Measured]:
+    for one in result.problems:
         yield Measured(
-            size=n,
-            title=f"{errors} in the log. {printed.why(rows)}".strip(),
-            advice=_RECORD,
-            confidence="medium" if ended else "low",
-            explained={"out-of-memory": 1.0},
+            size=one.size,
+            title=one.title,
+            advice=_capital(one.advice),
+            confidence=one.confidence,
+            rank=one.ranks[0] if len(one.ranks) == 1 else None,
+            explained=_explained("out-of-memory" if one.kind == OUT_OF_MEMORY else None),
         )
 
 
-_RECORD = (
-    "Record which code allocates the memory: torch.cuda.memory._record_memory_history() at the "
-    "start, and torch.cuda.memory._dump_snapshot(FILE) after the error."
-)
 _NO_GRAD = (
     "Evaluate under torch.no_grad() or torch.inference_mode(): otherwise each batch keeps its "
     "activations for a backward pass, as long as its loss or outputs are kept. With it already, "
@@ -347,6 +338,6 @@ _LOAD_ELSEWHERE = (
 
 
 RULES: tuple[Rule, ...] = (
-    _out_of_memory, _out_of_memory_in_logs, _memory_growth, _memory_fragmentation,
-    _allocator_retries, _uneven_memory,
+    _out_of_memory, _problems_in_logs, _memory_growth,
+    _memory_fragmentation, _allocator_retries, _uneven_memory,
 )  # fmt: skip

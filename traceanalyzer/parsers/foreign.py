@@ -10,19 +10,18 @@ from typing import NamedTuple, NoReturn
 from traceanalyzer import schema
 from traceanalyzer.errors import UnknownFormat
 from traceanalyzer.files import packaged
-from traceanalyzer.parsers import job_log, perfetto
+from traceanalyzer.parsers import perfetto
 from traceanalyzer.parsers.contract import Format, Progress, Selection
 from traceanalyzer.parsers.source import Source
 from traceanalyzer.vocabulary import NSYS_TABLE
 
 
 class Foreign(NamedTuple):
-    """Description of a file, advice, whether it contains a recording, or why a job failed."""
+    """Description of a file, advice, and whether it contains a recording."""
 
     what: str
     hint: str
     is_recording: bool = False
-    failed: bool = False
 
 
 _XPLANE = (
@@ -68,8 +67,6 @@ def recognise(head: bytes, path: str) -> Foreign | None:
             f"pass its folder, {PurePath(path).parent}",
             is_recording=True,
         )
-    if collectives := job_log.failed_collectives(head):
-        return Foreign(*collectives, is_recording=True, failed=True)
     starts = {"text": head.lstrip()[: 1 << 14], "binary": head[: 1 << 14]}
     every = (
         (one, test.match(start)) for kind, start in starts.items() for test, one in _known(kind)

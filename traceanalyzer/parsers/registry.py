@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import PurePath
 
-from traceanalyzer.errors import FailedJob, OptionError, UnknownFormat
+from traceanalyzer.errors import OptionError, UnknownFormat
 from traceanalyzer.parsers import chrome_trace
 from traceanalyzer.parsers.contract import Format
 from traceanalyzer.parsers.source import Source
@@ -121,15 +121,9 @@ def detect(source: Source) -> Format | None:
     sure = sorted((f for f in _built_in() if f.priority > 0), key=lambda f: -f.priority)
     match = next((f for f in sure if _recognises(f, head, source.path)), None)
     match = match or next((f for f in formats() if _recognises(f, head, source.path)), None)
-    return match or _far_in_a_log(source)
+    from traceanalyzer.parsers import printed_text
 
-
-def _far_in_a_log(source: Source) -> Format | None:
-    """Return the format of tables and errors that a job printed after much else, or None."""
-    from traceanalyzer.parsers import job_log, printed_text
-
-    is_printed = printed_text.sniff(job_log.notable(source), source.path)
-    return printed_text.FORMAT if is_printed else None
+    return match or (printed_text.FORMAT if printed_text.is_far_in(source) else None)
 
 
 def require(source: Source) -> Format:
@@ -141,7 +135,7 @@ def require(source: Source) -> Format:
     """
     if (detected := detect(source)) is not None:
         return detected
-    from traceanalyzer.parsers import foreign, job_log, memory_snapshot, nsys_sqlite
+    from traceanalyzer.parsers import foreign, memory_snapshot, nsys_sqlite
 
     if not source.head().strip(_BLANK) and not source.damage:
         is_stacks = "stacks" in PurePath(source.path).name
@@ -165,9 +159,8 @@ def require(source: Source) -> Format:
             f"{pickled}, not a memory snapshot; no code in it was executed",
             hint="torch.cuda.memory._dump_snapshot(FILE) writes a snapshot",
         )
-    if known := foreign.recognise(job_log.notable(source) or source.head(), source.path):
-        kind = FailedJob if known.failed else UnknownFormat
-        raise kind(source.path, known.what, hint=known.hint)
+    if known := foreign.recognise(source.head(), source.path):
+        raise UnknownFormat(source.path, known.what, hint=known.hint)
     is_object = source.head().lstrip().startswith(b"{")
     unknown = "JSON without traceEvents" if is_object else "unknown file format"
     if source.damage:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from traceanalyzer import schema
 from traceanalyzer.errors import InputError, OptionError, UnreadableFile
-from traceanalyzer.parsers import foreign, job_log, perfetto, registry
+from traceanalyzer.parsers import foreign, perfetto, registry
 from traceanalyzer.parsers.chrome_trace import producers
 from traceanalyzer.parsers.source import Source, size_of as size_of, table_files
 from traceanalyzer.run import baselines
@@ -274,7 +274,7 @@ def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:
 
 def _not_read(source: Source) -> str:
     """Return why a file that no parser recognises is skipped."""
-    known = foreign.recognise(job_log.notable(source) or source.head(), source.path)
+    known = foreign.recognise(source.head(), source.path)
     if known and known.is_recording:
         return known.what
     return NO_FORMAT if source.size else "empty"
@@ -286,7 +286,7 @@ def _nothing_in(folder: str, others: Sequence[tuple[str, str]]) -> UnreadableFil
     if others:
         what += f" ({len(others)} other file{'s' if len(others) > 1 else ''})"
     for path, _ in others:
-        if known := foreign.recognise(job_log.notable(Source(path)) or _head(path), path):
+        if known := foreign.recognise(_head(path), path):
             what = f"{what}: {Path(path).name} is {known.what}"
             return UnreadableFile(folder, what, hint=known.hint)
     return UnreadableFile(folder, what, hint="traceanalyzer info FILE describes a file")

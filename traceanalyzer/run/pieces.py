@@ -136,7 +136,7 @@ class Failure:
     """An error about an input: name of its class, and its arguments."""
 
     kind: Literal[
-        "InputError", "UnreadableFile", "UnknownFormat", "FailedJob", "MalformedInput",
+        "InputError", "UnreadableFile", "UnknownFormat", "MalformedInput",
         "MissingData",
     ]  # fmt: skip
     path: str

@@ -44,6 +44,8 @@ _OF_FORMAT = {
 _IN_REPORTS = (vocabulary.MEMORY_SNAPSHOT, "collapsed", "speedscope")
 #: Analyzers of printed text, which has no timeline.
 _OF_TEXT = ("printed", "info")
+#: Forms of text that are the log of a job, for ``hang``.
+_OF_JOBS = ("job_events", "engine", "out_of_memory")
 #: By kinds of events, if a file of another format has no others.
 _OF_KINDS = (
     (
@@ -444,7 +446,8 @@ def with_fitting_command(
 
 def not_for(analyzer: str, meta: Meta) -> MissingData | None:
     """Return the error for printed text, unless it is for this analyzer."""
-    if meta.format != vocabulary.PRINTED_TEXT or analyzer in _OF_TEXT:
+    is_log = any(form in (meta.version or "").split(", ") for form in _OF_JOBS)
+    if meta.format != vocabulary.PRINTED_TEXT or analyzer in (*_OF_TEXT, *["hang"] * is_log):
         return None
     return MissingData(
         f"{meta.path}: this is printed text without a timeline: traceanalyzer printed FILE"

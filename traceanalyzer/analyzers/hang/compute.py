@@ -10,12 +10,15 @@ from typing import Unpack
 
 import polars as pl
 
+from traceanalyzer.analyzers import printed
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
-from traceanalyzer.analyzers.common import libraries
+from traceanalyzer.analyzers.common import aggregates, libraries
+from traceanalyzer.analyzers.common.aggregates import Aggregates
 from traceanalyzer.analyzers.common.names import mapped
 from traceanalyzer.analyzers.hang import Options, matching, waiting
 from traceanalyzer.analyzers.hang.matching import DEFAULT, FIRST, Groups, parse_ranks
 from traceanalyzer.analyzers.hang.result import Hang
+from traceanalyzer.analyzers.printed import compute as of_text
 from traceanalyzer.errors import InputError, MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace, is_truncated
@@ -59,24 +62,26 @@ class Part:
             place (line of own code), frames (the stack as text); in the order of the calls.
         groups: path, rank, group, description, ranks, last_enqueued.
         threads: path, process, rank, tid, thread, state, place, frames: stacks of py-spy.
+        log: printed rows of the log of a job, or None.
     """
 
     dumps: pl.DataFrame
     records: pl.DataFrame
     groups: pl.DataFrame
     threads: pl.DataFrame
+    log: Aggregates | None
 
 
 def measure(trace: Trace, _options: Options) -> Part:
-    """Return the records of a dump, or the stacks of ``py-spy dump``.
+    """Return the records of a dump, the stacks of ``py-spy dump``, or the events of a log.
 
     Raises:
         MissingData: the file is neither, or its rank is unknown.
     """
     meta = trace.meta
     is_dump = any(source.format == FLIGHT_RECORDER for source in trace.sources)
-    threads = _threads(trace)
-    if not is_dump and threads.is_empty():
+    threads, log = _threads(trace), aggregates.of_forms(trace, of_text.FORMS)
+    if not is_dump and threads.is_empty() and log is None:
         raise MissingData(f"{meta.path}: no Flight Recorder entries; {_RECORD}")
     if is_dump and any(s.rank is None for s in trace.sources if s.format == FLIGHT_RECORDER):
         raise MissingData(
@@ -110,7 +115,7 @@ def measure(trace: Trace, _options: Options) -> Part:
         *(pl.col(name).cast(pl.String) for name in ("group", "description", "ranks")),
         "last_enqueued",
     ).join(paths.select("rank", "path"), on="rank")
-    return Part(dumps, records, groups, threads)
+    return Part(dumps, records, groups, threads, log)
 
 
 def _records(trace: Trace, paths: pl.DataFrame) -> pl.DataFrame:
@@ -279,6 +284,7 @@ def combine(parts: Sequence[Part], _options: Options) -> Hang:
     matched = matching.match(records, known.members, chosen, never.select("rank", "group"))
     transfers = matching.match_messages(records, known.members, chosen)
     stuck = waiting.find(matched, transfers, known, chosen)
+    logs = [part.log for part in parts if part.log is not None]
     return Hang(
         dumps=chosen.sort("rank"),
         repeated=others,
@@ -287,6 +293,7 @@ def combine(parts: Sequence[Part], _options: Options) -> Hang:
         matched=matched,
         stuck=stuck,
         threads=threads.sort("rank", "tid", nulls_last=True),
+        log=of_text.combine(logs, printed.Options()) if logs else None,
     )
 
 
@@ -361,9 +368,9 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
     """Find the rank that a hanging job waits for.
 
     Inputs are Flight Recorder dumps of PyTorch, one per rank, the output of ``py-spy dump`` of the
-    ranks, or both. Collectives are aligned by group and sequence number, sends
-    and receives by their order. Ranks of a group without a dump are suspects, not errors. A time
-    window is ignored: dumps have no beginning.
+    ranks, logs of the job, or several of them. Collectives are aligned by group and sequence
+    number, sends and receives by their order. Ranks of a group without a dump are suspects, not
+    errors. A time window is ignored: dumps have no beginning.
 
     Args:
         inputs: a file or a folder, or several of them.
@@ -372,7 +379,7 @@ def hang(inputs: Inputs, **reading: Unpack[Reading]) -> Hang:
 
     Raises:
         InputError: no input can be read, or the dumps are of several jobs.
-        MissingData: no input is a Flight Recorder dump of a known rank, or of py-spy.
+        MissingData: no input is a Flight Recorder dump of a known rank, of py-spy, or a log.
         OptionError: no input has the rank.
     """
     rank = reading.pop("rank", None)

@@ -12,6 +12,7 @@ from traceanalyzer.analyzers.common.display import headings, sentences, table_of
 from traceanalyzer.analyzers.hang import texts
 from traceanalyzer.analyzers.hang.matching import Groups, Matched
 from traceanalyzer.analyzers.hang.waiting import Stall, Stuck
+from traceanalyzer.analyzers.printed.result import Printed, Problem
 from traceanalyzer.drawings import Chart
 from traceanalyzer.errors import OptionError
 from traceanalyzer.result import Result, Table, View
@@ -23,6 +24,7 @@ LATE_NS = 100 * NS_PER_MS
 _LANES, _BEFORE, _AFTER, _PANELS = 32, 24, 4, 4
 #: Most processes of unknown ranks in a sentence.
 _WHO = 4
+_NOT_IN_LOG = "The log names no failed collective, no stack, and no end of the job."
 #: Causes in the verdict after the first.
 _MORE_CAUSES = 2
 
@@ -48,6 +50,7 @@ class Hang(Result):
         stuck: operations that do not complete or differ, and the causes.
         threads: path, process, rank, tid, thread, state, place, frames: stacks of py-spy or
             faulthandler.
+        log: what the logs of the job say, or None without logs.
         rank: the only rank in the tables of ranks and stacks, or None for all.
     """
 
@@ -58,6 +61,7 @@ class Hang(Result):
     matched: Matched
     stuck: Stall
     threads: pl.DataFrame
+    log: Printed | None = None
     rank: int | None = None
 
     def view(self) -> View:
@@ -99,6 +103,8 @@ class Hang(Result):
         collectives lack the numbers by which they are aligned. Without dumps, it is ``outside
         collectives`` if the stacks of some ranks are in a collective and those of others are not.
         """
+        if self._in_log:
+            return self._in_log[0].kind
         if self.dumps.is_empty():
             return "outside collectives" if self._outside else "unknown"
         if self.stuck.is_deadlock:
@@ -108,6 +114,12 @@ class Hang(Result):
         return "unknown" if self._truncated or self._unnumbered else "none"
 
     @property
+    def _in_log(self) -> tuple[Problem, ...]:
+        """The problems that logs of the job name, if there is nothing else."""
+        is_only = self.log and self.dumps.is_empty() and self.threads.is_empty()
+        return self.log.problems if self.log and is_only else ()
+
+    @property
     def _truncated(self) -> list[int]:
         """The ranks with a truncated dump."""
         return sorted(self.dumps.filter("truncated")["rank"].to_list())
@@ -115,6 +127,8 @@ class Hang(Result):
     @property
     def culprits(self) -> tuple[int, ...]:
         """Return the ranks at the end of all waiting: missing, differing, or in a deadlock."""
+        if self._in_log:
+            return self._in_log[0].ranks
         if self.dumps.is_empty():
             ranks = self._stacks.filter(pl.col("call").is_null())["rank"].drop_nulls()
             return tuple(ranks.sort()) if self.waiting else ()
@@ -166,6 +180,9 @@ class Hang(Result):
 
     def _verdict(self) -> str:
         stuck, label = self.stuck, self.groups.label
+        if self.dumps.is_empty() and self.threads.is_empty():
+            each = [one.title for one in self._in_log[: _MORE_CAUSES + 1]] or [_NOT_IN_LOG]
+            return sentences(*each, f"Try: {self.advice}.")
         if self.dumps.is_empty():
             return self._where_stacks_are()
         if not stuck.causes and not stuck.cycle:
@@ -235,6 +252,8 @@ class Hang(Result):
     @property
     def advice(self) -> str:
         """What to try about the first cause; for a missing rank the code where it went wrong."""
+        if self._in_log:
+            return self._in_log[0].advice
         if self.dumps.is_empty():
             known = texts.ADVICE["stacks"].format(self._outside)
             return known if self._outside else texts.ADVICE["only stacks"]
@@ -386,6 +405,8 @@ class Hang(Result):
     # --- notes ---------------------------------------------------------------------------------
 
     def _notes(self) -> Iterator[str]:
+        if self.log and not self._in_log:
+            yield from (f"The log of the job: {one.title}" for one in self.log.problems)
         if self.missing_dumps and self.stuck.stuck:
             yield f"No dump of {texts.rank_list(self.missing_dumps)}."
         if overwritten := self.dumps.filter("overwritten").height:
@@ -422,6 +443,11 @@ class Hang(Result):
 
     def _tables(self) -> Iterator[Table]:
         same = pl.lit(value=True) if self.rank is None else pl.col("rank") == self.rank
+        for one in self.log.tables if self.log else ():
+            if one.name in ("job_events", "engine"):
+                yield replace(one, frame=one.frame.filter(same))
+        if self.dumps.is_empty() and self.threads.is_empty():
+            return
         if self.dumps.is_empty():
             yield table_of_known("threads", "Main threads", self._stacks.filter(same), _MAIN)
             return

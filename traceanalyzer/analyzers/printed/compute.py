@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
-
-import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import aggregates
 from traceanalyzer.analyzers.common.aggregates import Aggregates
-from traceanalyzer.analyzers.printed import Options, collectives, flops, memory, operators, timers
-from traceanalyzer.analyzers.printed.result import Form, Printed
+from traceanalyzer.analyzers.printed import (
+    Options,
+    collectives,
+    flops,
+    job,
+    memory,
+    operators,
+    timers,
+)
+from traceanalyzer.analyzers.printed.result import Printed
 from traceanalyzer.errors import MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
 
 #: In the order of their tables.
-_READ: tuple[Callable[[pl.DataFrame, Options], Form | None], ...] = (
-    timers.form,
-    flops.form,
-    operators.form,
-    memory.form,
-    collectives.form,
-)
-FORMS = (*timers.FORMS, *flops.FORMS, *operators.FORMS, *memory.FORMS, *collectives.FORMS)
+_MODULES = (timers, flops, operators, memory, collectives, job)
+FORMS = tuple(form for module in _MODULES for form in module.FORMS)
 
 
 def measure(trace: Trace, _options: Options) -> Aggregates:
@@ -46,7 +46,7 @@ def combine(parts: Sequence[Aggregates], options: Options) -> Printed:
         MissingData: no table has a complete row.
     """
     rows = aggregates.joined(parts)
-    forms = tuple(form for read in _READ if (form := read(rows, options)))
+    forms = tuple(form for module in _MODULES if (form := module.form(rows, options)))
     if not forms:
         raise MissingData(f"{parts[0].path}: no printed table has a complete row; print it again")
     return Printed(forms)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import polars as pl
 
@@ -9,13 +10,19 @@ from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.printed import Options
-from traceanalyzer.analyzers.printed.result import Form, table
+from traceanalyzer.analyzers.printed.result import Form, Problem, table
 from traceanalyzer.drawings import Chart
+from traceanalyzer.result import Confidence
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_times
 
 _SUMMARY, _ERROR, _USAGE, _THROUGHPUT = FORMS = (
     "memory_summary", "out_of_memory", "memory_usage", "throughput",
 )  # fmt: skip
+#: Forms of the steps of a program, and events of a job: without figures of memory; with a retry.
+_STEPS, _EVENTS = ("timers", "throughput", "engine"), "job_events"
+_RECOVERS, _FAILS = "recovery", ("failed", "killed", "crashed")
+#: Lines of steps after an error from which the program went on: other ranks may print one more.
+_WENT_ON = 2
 _OF_ROWS = {
     f"{name}_{unit}": pl.Int64
     for unit in ("bytes", "n")
@@ -40,6 +47,7 @@ _DEVICES = {
     **dict.fromkeys(("reserved_end_bytes", "inactive_split_bytes"), pl.Int64),
     **dict.fromkeys(("retries", "ooms", "requested_bytes", "free_bytes"), pl.Int64),
     **dict.fromkeys(("capacity_bytes", "allowed_bytes", "unit_bytes"), pl.Int64),
+    "recovered": pl.Boolean,
 }
 _DEVICE_TABLE = (
     "device, source, peak_bytes: peak allocated, reserved_peak_bytes: peak reserved, "
@@ -66,6 +74,11 @@ _USAGE_NOTE = (
 _MEGATRON = "Megatron-LM"
 #: What must be unused beyond an allocation that failed: with less, the memory is full.
 _ROOM_FRAC = 0.01
+OUT_OF_MEMORY = "GPU memory"
+_RECORD = (
+    "record which code allocates the memory: torch.cuda.memory._record_memory_history() at the "
+    "start, and torch.cuda.memory._dump_snapshot(FILE) after the error"
+)
 #: Source of what the message of an out-of-memory error says.
 MESSAGE = "error message"
 #: From this share of host memory on, the system soon swaps or ends processes.
@@ -113,6 +126,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
         table("memory_summary", "memory_summary()", summary, _ROW_TABLE, detail=True),
     )
     ooms, retries = (int(devices[name].sum()) for name in ("ooms", "retries"))
+    failed = devices.filter(pl.col("ooms") > 0)
     peak_bytes = devices["peak_bytes"].max()
     return Form(
         tuple(one for one in tables if one.frame.height),
@@ -121,6 +135,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
         {"peak_bytes": peak_bytes, "ooms": ooms, "retries": retries},
         partial(_charts, calls),
         urgent=ooms > 0 or bool(_full_host(calls)),
+        problems=(_problem(failed, ooms),) if ooms else (),
     )
 
 
@@ -153,20 +168,44 @@ def _of_requirement(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame
 
 def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     """Return the errors of devices without a summary; a message can be printed several times."""
+    events = wide(rows, _EVENTS, {"n": pl.Int64}).filter(pl.col("name") == OUT_OF_MEMORY)
+    place = ["path", "rank"]
+    others = events.join(summaries, on=place, how="anti", nulls_equal=True).unique(place)
     errors = wide(rows, _ERROR, _OF_ERROR).join(
-        summaries, on=["path", "rank", "device"], how="anti", nulls_equal=True
+        summaries, on=[*place, "device"], how="anti", nulls_equal=True
     )
-    reserved = pl.col("reserved_bytes").fill_null(
-        pl.sum_horizontal("allocated_bytes", "unused_bytes")
+    errors = pl.concat([errors, others.sort("line")], how="diagonal")
+    reserved = pl.coalesce(
+        "reserved_bytes", pl.col("allocated_bytes") + pl.col("unused_bytes").fill_null(0)
     )
     return errors.unique(["path", "rank", *_OF_ERROR], maintain_order=True).select(
         "rank", "path", "device", "requested_bytes", "free_bytes", "capacity_bytes",
         "allowed_bytes",
         source=pl.lit(MESSAGE),
         ooms=pl.lit(1),
+        recovered=pl.struct("path", "line").map_elements(partial(_went_on, rows), pl.Boolean),
         end_bytes="allocated_bytes",
         reserved_end_bytes=reserved,
     )  # fmt: skip
+
+
+def _went_on(rows: pl.DataFrame, error: dict[str, Any]) -> bool:
+    """Whether a program ran steps after an error, or says that it handles it, and did not fail."""
+    later = rows.filter(pl.col("path") == error["path"], pl.col("line") > error["line"])
+    events = later.filter(pl.col("form") == _EVENTS)["name"]
+    if events.str.contains(f"^(?:{'|'.join(_FAILS)}) process").any():
+        return False
+    steps = later.filter(pl.col("form").is_in(_STEPS))["line"].n_unique()
+    return steps >= _WENT_ON or (events == _RECOVERS).any()
+
+
+def _problem(failed: pl.DataFrame, ooms: int) -> Problem:
+    """Return the problem of devices with errors; those of a summary alone may have been handled."""
+    went_on = bool(failed["recovered"].fill_null(value=False).all())
+    after = " The program went on after it." * went_on
+    title = f"{format_count(ooms, 'out-of-memory error')} in the log. {why(failed)}{after}"
+    sure: Confidence = "medium" if (failed["source"] == MESSAGE).any() else "low"
+    return Problem(OUT_OF_MEMORY, title.strip(), _RECORD, 0.5 if went_on else 1, (), sure)
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from traceanalyzer.analyzers.common.display import headings, rank_column, sentences, table_of_known
 from traceanalyzer.drawings import Chart
-from traceanalyzer.result import Result, Table, View
+from traceanalyzer.result import Confidence, Result, Table, View
 
 _NOTE = (
     "Printed text has no timeline, and numbers are rounded as printed. torch.profiler "
@@ -17,6 +17,26 @@ _NOTE = (
 )
 #: Most forms that the verdict has a sentence on.
 _NAMED = 3
+
+
+class Problem(NamedTuple):
+    """A problem that a log names.
+
+    Attributes:
+        kind: see ``problems.toml``.
+        title: one sentence.
+        advice: what to try, without a capital and full stop.
+        size: 1 if the job failed, 0.5 if it is limited, 0.25 if that is possible.
+        ranks: the ranks that cause it, if known.
+        confidence: that this is the cause.
+    """
+
+    kind: str
+    title: str
+    advice: str
+    size: float
+    ranks: tuple[int, ...] = ()
+    confidence: Confidence = "high"
 
 
 @dataclass(frozen=True)
@@ -30,6 +50,7 @@ class Form:
         scalars: numbers by name.
         charts: creates the charts.
         urgent: whether its sentence comes first, such as that on out-of-memory errors.
+        problems: of the job.
     """
 
     tables: tuple[Table, ...]
@@ -38,6 +59,7 @@ class Form:
     scalars: Mapping[str, Any] = field(default_factory=dict)
     charts: Callable[[], tuple[Chart, ...]] = tuple
     urgent: bool = False
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -49,6 +71,12 @@ class Printed(Result):
     """
 
     forms: tuple[Form, ...]
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The problems that logs of jobs name, failures first."""
+        each = [one for form in self.forms for one in form.problems]
+        return tuple(sorted(each, key=lambda one: -one.size))
 
     def view(self) -> View:
         """Build the view: the tables and charts of all forms."""

@@ -1,4 +1,4 @@
-"""Texts that PyTorch and DeepSpeed print: tables without a timeline, in files or in job logs.
+"""Texts that PyTorch and DeepSpeed print, tables without a timeline, and errors in job logs.
 
 One module reads one form of text, ``reader`` passes the lines to them; ``lines`` removes what
 launchers and loggers write before a line, and parses numbers with units. Each process of a log is
@@ -9,8 +9,11 @@ Specification: <https://github.com/pytorch/pytorch/blob/main/torch/autograd/prof
 """
 
 import re
+from itertools import chain
+from pathlib import PurePath
 
 from traceanalyzer.parsers.contract import Format, on_use
+from traceanalyzer.parsers.source import Source
 from traceanalyzer.vocabulary import PRINTED_TEXT
 
 #: What identifies each form, and the log of a job that runs DeepSpeed.
@@ -35,21 +38,57 @@ _MARKS = re.compile(
     rb")",
     re.MULTILINE,
 )
+#: The longest line that is not cut between two blocks of a file.
+_LONGEST = 1 << 16
+_LOGS = re.compile(r"|\.(?:log|out|err|txt|[oe]\d+)", re.IGNORECASE)
 #: JSON of profilers may contain these texts.
 _JSON = re.compile(rb'\s*+(?:\{\s*+["}]|\[\s*+(?!\[\d{1,3}m)[\[{"])')  # [32m is a colour
 
 
-def sniff(head: bytes, path: str) -> bool:  # noqa: ARG001 - a parser's signature
-    """Whether this is text with one of the forms, or the log of a job that runs DeepSpeed."""
+def is_log(path: str) -> bool:
+    """Whether a file may be a log, by its name."""
+    name = path.lower().removesuffix(".gz").removesuffix(".zst")
+    return _LOGS.fullmatch(PurePath(name).suffix) is not None
+
+
+def sniff(head: bytes, path: str) -> bool:
+    """Whether this is text with one of the forms, or a log with events of a job."""
     if b"\0" in head or _JSON.match(head):
         return False
-    return _MARKS.search(head) is not None
+    return _MARKS.search(head) is not None or (is_log(path) and _has_event(head))
+
+
+def _has_event(text: bytes) -> bool:
+    """Whether a line of a text is read as an event of a job, or of an engine."""
+    from traceanalyzer.parsers.printed_text import job_events
+
+    if not any(mark.encode() in text for mark in job_events.marks()):
+        return False
+    return any(job_events.events(line.decode(errors="replace")) for line in text.splitlines())
+
+
+def is_far_in(source: Source) -> bool:
+    """Whether a log has a form or an event after its beginning, such as the error at its end.
+
+    Raises:
+        InputError: the file cannot be read or decompressed.
+    """
+    head, rest = source.head(), b""
+    if not is_log(source.path) or b"\0" in head or head.lstrip()[:1] in (b"{", b"<"):
+        return False
+    for block in chain(source.blocks(), (b"\n",)):
+        text = rest + block
+        end = text.rfind(b"\n", -_LONGEST) + 1 or len(text)  # a number in half is another one
+        rest = text[end:]
+        if sniff(text[:end], source.path):
+            return True
+    return False
 
 
 FORMAT: Format = Format(
     name=PRINTED_TEXT,
     suffixes=(".dat", ".log", ".out", ".txt"),
-    description="texts of PyTorch (key_averages, memory_summary), DeepSpeed, Megatron-LM, others",
+    description="texts of PyTorch (key_averages, memory_summary), DeepSpeed, others; logs of jobs",
     sniff=sniff,
     parse=on_use("traceanalyzer.parsers.printed_text.reader:parse"),
     priority=43,

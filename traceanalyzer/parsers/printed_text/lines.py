@@ -250,6 +250,7 @@ class Rows:
         values: Mapping[str, float | str | None],
         *,
         name: str | None = None,
+        rank: int | None = None,
     ) -> None:
         """Add the numbers and texts of one line.
 
@@ -259,8 +260,9 @@ class Rows:
             line: the line.
             values: number or text by metric; None is left out.
             name: what the line is about.
+            rank: the rank that it is about, by default that of the line.
         """
-        rank, printed_ns = line.rank, line.printed_ns
+        rank, printed_ns = line.rank if rank is None else rank, line.printed_ns
         is_cut = bool(name and name.endswith("..."))
         for metric, value in values.items():
             known = value if isinstance(value, str) else self._within(metric, value, line)

@@ -8,6 +8,7 @@ from traceanalyzer.errors import MalformedInput
 from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.printed_text import (
     flops_profile,
+    job_events,
     key_averages,
     memory_summary,
     training_log,
@@ -95,7 +96,7 @@ class _Process:
         self._tables = (
             key_averages.Reader(rows), memory_summary.Reader(rows), flops_profile.Reader(rows),
         )  # fmt: skip
-        self._log = training_log.Reader(rows)
+        self._log, self._events = training_log.Reader(rows), job_events.Reader(rows)
 
     def feed(self, line: Line) -> None:
         """Read a line with the form that it belongs to, if any."""
@@ -103,11 +104,12 @@ class _Process:
         for table in self._tables:
             if (is_worth or table.is_open) and table.feed(line):
                 return
-        if is_worth or self._log.is_open:
-            self._log.feed(line)
+        if not ((is_worth or self._log.is_open) and self._log.feed(line)):
+            self._events.feed(line)
         self._log.remember(line)
 
     def close(self, line: Line) -> None:
         """End the text."""
         for table in self._tables:
             table.close(line)
+        self._events.close()

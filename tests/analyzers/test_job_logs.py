@@ -1,0 +1,427 @@
+"""Logs of jobs: failures, the end of the job, NCCL's network, engines that serve."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+
+import pytest
+from conftest import ROOT
+
+import traceanalyzer as ta
+from traceanalyzer.cli.main import status
+from traceanalyzer.errors import MissingData
+
+
+def problems(tmp_path: Path, text: str, name: str = "job.log") -> list[tuple[str, float, str]]:
+    """Return kind, size and title of the problems in a log, which all commands agree on."""
+    path = tmp_path / name
+    path.write_text(text)
+    each = ta.printed(path).problems
+    found = {(one.severity, one.title) for one in ta.diagnose(path).findings}
+    severity = {1: "critical", 0.5: "warning", 0.25: "info"}
+    assert found == {(severity[one.size], one.title) for one in each}
+    hang = ta.hang(path)
+    assert hang.log is not None
+    assert hang.log.problems == each
+    assert hang.view().scalars["cause"] == (each[0].kind if each else "unknown")
+    return [(one.kind, one.size, one.title) for one in each]
+
+
+#: Lines of NCCL's watchdog, of PyTorch 2.1, 2.5 and 2.7.
+OLD = (
+    "[E ProcessGroupNCCL.cpp:458] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL("
+)
+NEW = "[E321 02:07:08 ProcessGroupNCCL.cpp:607] " + OLD.partition("] ")[2]
+STATUS = (
+    "[E1 a.cpp:1] [PG ID 11 PG GUID {} Rank {}]  failure detected by watchdog at work "
+    "sequence id: {}"
+)
+SIGNAL = (
+    "[E1 a.cpp:1] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Received a dump signal due to a "
+    "collective timeout from rank 2 and we will. Last enqueued NCCL work: {1}, last"
+)
+AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or timeout) detected by "
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        (
+            [
+                NEW.format(0) + "SeqNum=1580, OpType=ALLREDUCE, NumelIn=4",
+                AT.format(3) + "watchdog at work: 1580, last enqueued NCCL work: 1582",
+            ],
+            "allreduce 1580 on ranks 0, 3",
+        ),
+        (
+            [
+                OLD.format(0) + "SeqNum=96120, OpType=ALLREDUCE, Timeout",
+                OLD.format(0) + "SeqNum=96117, OpType=ALLREDUCE",
+                OLD.format(7) + "OpId=64088, OpType=_ALLGATHER_BASE",
+            ],
+            "allgather_base 64088 on rank 7, allreduce 96117 on rank 0; rank 7 is behind",
+        ),
+        (
+            [
+                NEW.format(7) + "SeqNum=8, OpType=BROADCAST, NumelIn=5056, NumelOut=5056",
+                AT.format(5) + "watchdog at work: 8, last enqueued NCCL work: 8",
+                NEW.format(3) + "SeqNum=8, OpType=ALLREDUCE, NumelIn=21, NumelOut=21",
+            ],
+            "allreduce 8 of 21 elements on rank 3, work 8 on rank 5, broadcast 8 of 5,056 elements",
+        ),
+        (
+            [
+                NEW.format(0) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=5, NumelOut=9",
+                NEW.format(1) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=9, NumelOut=5",
+            ],
+            "alltoall_base 8 on ranks 0-1",
+        ),
+        (
+            [
+                NEW.format(4) + "SeqNum=610, OpType=COALESCED, NumelIn=56320, NumelOut=450560",
+                NEW.format(6) + "SeqNum=610, OpType=COALESCED, NumelIn=76800, NumelOut=614400",
+            ],
+            "coalesced 610 of 56,320 elements on rank 4, coalesced 610 of 76,800 elements on rank",
+        ),
+        (
+            [  # not all gather
+                NEW.format(0) + "SeqNum=5, OpType=COALESCED, NumelIn=100, NumelOut=200",
+                NEW.format(1) + "SeqNum=5, OpType=COALESCED, NumelIn=200, NumelOut=100",
+                NEW.format(2) + "SeqNum=5, OpType=COALESCED, NumelIn=300, NumelOut=600",
+            ],
+            "coalesced 5 on ranks 0-2",
+        ),
+        (
+            [
+                NEW.format(0) + "SeqNum=5, OpType=ALLREDUCE, NumelIn=100, NumelOut=100",
+                NEW.format(1) + "SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000",
+            ],
+            "allreduce 5 on ranks 0-1",
+        ),
+        (
+            [  # sends and receives
+                NEW.format(0) + "SeqNum=7, OpType=COALESCED, NumelIn=512, NumelOut=512",
+                NEW.format(1) + "SeqNum=7, OpType=COALESCED, NumelIn=64, NumelOut=64",
+            ],
+            "coalesced 7 on ranks 0-1",
+        ),
+        (
+            [
+                NEW.format(0) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=10, NumelOut=20",
+                NEW.format(1) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=12, NumelOut=24",
+            ],
+            "allgather_base 3 of 10 elements on rank 0, allgather_base 3 of 12 elements on rank 1",
+        ),
+        (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
+        (
+            [  # the ranks within groups are not those of the job
+                "[rank13]:" + NEW.format(1) + "SeqNum=216, OpType=ALLTOALL_BASE, NumelIn=5",
+                "[rank13]:" + STATUS.format(119, 1, 216),
+                "[rank15]:" + NEW.format(1) + "SeqNum=57, OpType=ALLREDUCE, NumelIn=3",
+                "[rank15]:" + STATUS.format(112, 0, 57),
+            ],
+            "allreduce 57 of group 112 on rank 15, alltoall_base 216 of group 119 on rank 13",
+        ),
+        (
+            [
+                "[rank2]:" + NEW.format(2) + "SeqNum=78, OpType=ALLREDUCE, NumelIn=3",
+                "[rank2]:" + STATUS.format(0, 2, 78),
+                *("[rank{0}]:" + SIGNAL).format(0, 77).splitlines(),
+                *("[rank{0}]:" + SIGNAL).format(1, 79).splitlines(),
+            ],
+            "allreduce 78 on rank 2; rank 0 did not call it",
+        ),
+    ],
+)
+def test_a_log_of_the_watchdog_names_collectives_and_ranks(
+    tmp_path: Path, lines: list[str], named: str
+) -> None:
+    ((kind, size, title),) = problems(tmp_path, "\n".join(["step 1", *lines]) + "\n")
+    is_different = " elements" in named
+    assert (kind, size) == ("different calls" if is_different else "timeout", 1)
+    assert f"timeout of {named}" in title
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in ta.hang(tmp_path / "job.log").advice
+
+
+def test_ranks_that_did_not_call_it_are_the_culprits(tmp_path: Path) -> None:
+    signal = f"[rank{{0}}]:{SIGNAL}\n"
+    late = NEW.format(2) + "SeqNum=78, OpType=ALLREDUCE, NumelIn=3\n"
+    path = tmp_path / "job.log"
+    path.write_text(f"[rank2]:{late}{signal.format(0, 77)}{signal.format(1, 79)}")
+    assert ta.hang(path).culprits == (0,)
+    assert [one.rank for one in ta.diagnose(path).findings] == [0]
+
+
+def test_a_log_of_a_watchdog_that_is_stuck(tmp_path: Path) -> None:
+    line = "[rank{0}]:[E419 P.cpp:1484] [PG ID 2 PG GUID 9 Rank {0}] ProcessGroupNCCL's watchdog "
+    text = "\n".join(f"{line.format(rank)}got stuck for 480 seconds" for rank in (4, 2))
+    ((kind, size, title),) = problems(tmp_path, text)
+    assert (kind, size) == ("stuck watchdog", 1)
+    assert "stuck for 480 s on ranks 2, 4" in title
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["diagnose"], 0),
+        (["--no-pager", "diagnose"], 0),
+        (["diagnose", "--fail-on", "critical"], 3),
+        (["hang", "--top", "5", "-q"], 0),
+        (["printed"], 0),
+        (["info"], 0),
+        (["diagnose", "--to", "json"], 0),
+        (["hang", "--to", "json"], 0),
+        (["kernels"], 1),
+    ],
+)
+def test_the_log_of_a_failed_job_is_an_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int
+) -> None:
+    (tmp_path / "job.log").write_text(OLD.format(1) + "SeqNum=9, OpType=GATHER\n")
+    assert status([*arguments, str(tmp_path / "job.log")]) == code
+    out = capsys.readouterr().out
+    assert "gather 9" in out or code == 1 or arguments == ["info"]
+    if "json" in arguments:
+        json.loads(out)
+
+
+PRINT = "Rank {} is running collective: CollectiveFingerPrint({}OpType={}, TensorShape=[{}]"
+NUMBER = "SequenceNumber=7, "
+
+
+@pytest.mark.parametrize(
+    ("calls", "named"),
+    [
+        (
+            [(1, NUMBER, "ALLREDUCE", "8, 2"), (0, NUMBER, "ALLREDUCE", "5")],
+            "different sizes to one collective: allreduce 7 of [5] on rank 0, allreduce 7 of [8",
+        ),
+        (
+            [(0, "", "ALLREDUCE", "20"), (1, "", "REDUCE", "20"), (2, "", "REDUCE", "20")],
+            "call different collectives: allreduce of [20] on rank 0, reduce of [20] on ranks 1-2",
+        ),
+        ([(0, "", "ALLREDUCE", "20"), (1, "", "ALLREDUCE", "20")], None),
+    ],
+)
+def test_a_log_of_ranks_that_compare_their_calls(
+    tmp_path: Path, calls: list[tuple[object, ...]], named: str | None
+) -> None:
+    text = "Detected mismatch between collectives on ranks. " + ", but\n".join(
+        PRINT.format(*call) for call in calls
+    )
+    found = problems(tmp_path, text)
+    assert [kind for kind, _, _ in found] == ["call"] * bool(named)
+    assert (named or "") in str(found)
+
+
+def test_a_log_of_ranks_that_miss_a_barrier(tmp_path: Path) -> None:
+    text = "RuntimeError: [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms\n at"
+    ((kind, _, title),) = problems(tmp_path, text)
+    assert (kind, ta.hang(tmp_path / "job.log").culprits) == ("missed barrier", (1, 2))
+    assert "not reached on ranks 1-2" in title
+
+
+@pytest.mark.parametrize("name", ["job.log", "slurm-4.out", "run.e1234567"])
+def test_an_error_far_in_a_log_is_found(name: str, tmp_path: Path) -> None:
+    lines = "".join(f"INFO {n} read a part of the data set\n" for n in range(40_000))
+    path = tmp_path / name
+    path.write_text(lines + OLD.format(3) + "SeqNum=9, OpType=GATHER\n" + lines)
+    for place in (path, tmp_path):
+        assert "gather 9 on rank 3" in ta.diagnose(place).findings[0].title
+    shutil.copy(ROOT / "fixtures/nccl_8ranks/rank0.json.gz", tmp_path)
+    found = ta.diagnose(tmp_path).findings[0]
+    assert (found.id, found.severity) == ("problems-in-logs", "critical")
+    oom = "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 1 has a total capacity of 8.00 GiB"
+    path.write_text(f"{lines}{oom} of which 1.00 GiB is free. 6.00 GiB is allocated by PyTorch\n")
+    assert ta.printed(path).to_polars("memory")["requested_bytes"].to_list() == [3 << 30]
+    found = ta.diagnose(tmp_path).findings[0]
+    assert (found.id, found.severity) == ("problems-in-logs", "critical")
+    assert "3 GiB were requested on GPU 1" in found.title
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_lines_of_many_ranks_are_read_whole(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    block = "".join(f"INFO {n} read a part of the data set\n" for n in range(40_000))[: 1 << 20]
+    lines = "".join(
+        f"[rank{n}]:{NEW.format(n // 8)}SeqNum=1234, OpType=GATHER\n" for n in range(400)
+    )
+    path = tmp_path / ("job.log" if pack is bytes else "job.log.gz")
+    path.write_bytes(pack((block[: -len(lines) // 2] + "\n" + lines + block).encode()))
+    assert "timeout of gather 1234 on ranks 0-399." in ta.printed(path).verdict
+
+
+def test_a_barrier_missed_by_many_ranks(tmp_path: Path) -> None:
+    late = ", ".join(str(2 * n) for n in range(500))
+    text = f"step 1\n[Rank 1]: Ranks {late} failed to pass monitoredBarrier in 2 ms\n"
+    assert "(500 in total)" in problems(tmp_path, text)[0][2]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_large_log_of_failures_is_named_soon_and_short(number: int, tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    lines = (OLD.format(n) + f"SeqNum={n * number}, OpType=GATHER\n" for n in range(8000))
+    path.write_text("".join(lines))
+    start = process_time()
+    verdict = ta.hang(path).verdict
+    assert process_time() - start < 5
+    assert len(verdict) < 1500
+
+
+WARN = "host:984:1357 [4] ib_plugin.c:1615 NCCL WARN "
+INFO = "host:919:1150 [0] NCCL INFO "
+STEPS = "".join(f"iter {n}: loss 2.1, time 20.5ms\n" for n in range(3))
+FAILED = "CUDA out of memory. Tried to allocate 3.00 GiB"
+VLLM = (
+    "INFO 05-04 15:16:{:02} metrics.py:229] Engine 000: Avg prompt throughput: {} tokens/s, Avg "
+    "generation throughput: {} tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: "
+    "{}%, Prefix cache hit rate: 0.0%\n"
+)
+SGLANG = (
+    "[2026-05-24 03:51:{:02} TP0] Decode batch, #running-req: {}, #token: 19, token usage: {}, "
+    "cuda graph: True, gen throughput (token/s): {}, #queue-req: {},\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("slurmstepd: error: Detected 2 oom_kill events in StepId=4.0. Some of", "host memory 1"),
+        (
+            "slurmstepd: error: Detected 1 oom-kill event(s) in step 7.batch cgroup.",
+            "host memory 1",
+        ),
+        (
+            "slurmstepd: error: Step 1.0 exceeded memory limit (41 > 20), being killed",
+            "host memory 1",
+        ),
+        ("kernel: Out of memory: Killed process 71 (python) total-vm:9kB", "host memory 1"),
+        ("slurmstepd: error: Exceeded step memory limit at some point.", "memory limit 0.25"),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***",
+            "time limit 1",
+        ),
+        ("=>> PBS: job killed: walltime 3610 exceeded limit 3600", "time limit 1"),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO NODE FAILURE",
+            "node failure 1",
+        ),
+        ("slurmstepd: error: *** STEP 7.0 CANCELLED AT 2026 DUE TO PREEMPTION ***", "preemption 1"),
+        (
+            "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.",
+            "shared memory 1",
+        ),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "GPU fault 1"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "GPU fault 1"),
+        ("Signal 11 (SIGSEGV) received by PID 5", "crashed process 1"),
+        ("  exitcode  : -9 (pid: 77)\nRoot Cause", "killed process 1"),
+        (
+            "failed (exitcode: -9) local_rank: 0 (pid: 7)\nDetected 1 oom_kill event",
+            "host memory 1",
+        ),
+        ("RuntimeError: CUDA out of memory.\nfailed (exitcode: 1) local_rank: 0", "GPU memory 1"),
+        (f"{STEPS}{FAILED}", "GPU memory 1"),
+        (f"{FAILED}\n{STEPS}", "GPU memory 0.5"),
+        (f"{FAILED}\n| WARNING: attempting to recover from OOM in forward pass", "GPU memory 0.5"),
+        (f"{FAILED}\n{STEPS}failed (exitcode: 1) local_rank: 0 (pid: 7)", "GPU memory 1"),
+        (f"{WARN}NET/IB : Got completion from peer 1.2.3.4<4> with status=12", "lost connection 1"),
+        (f"{WARN}Call to connect returned Connection refused, retrying", "lost connection 1"),
+        (f"{WARN}MSCCL++: cannot find config", "NCCL warning 0.25"),
+        (f"{INFO}Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/3", "sockets 0.5"),
+        (f"{INFO}Ring 00 : 15 -> 0 [send] via NET/Socket/0", "sockets 0.5"),
+        (f"{INFO}Channel 03/0 : 15[7] -> 6[6] [send] via NET/IB/3/GDRDMA", ""),
+        (
+            f"{INFO}Using network Socket\n{INFO}comm 0x5 rank 0 nRanks 8 nNodes 2 localR",
+            "sockets 0.5",
+        ),
+        (f"{INFO}Using network Socket\n{INFO}comm 0x5 rank 0 nRanks 8 nNodes 1 localR", ""),
+        (f"{INFO}Using network Socket\n{INFO}NET/IB : No device found.", "may be sockets 0.25"),
+        (
+            f"{INFO}NET/Socket : Using [0]docker0:1<0>\n{INFO}Using network Socket\n{INFO}nNodes 2",
+            "sockets 0.5, virtual interface 0.5",
+        ),
+        (f"{INFO}Bootstrap : Using lo:127.0.0.1<0>\n{INFO}comm 0x5 rank 0 nRanks 8 nNodes 1 l", ""),
+        (f"{INFO}NCCL_P2P_DISABLE set by environment to 1", "P2P disabled 0.5"),
+        (f"{INFO}NCCL_P2P_DISABLE set by environment to 0\n{INFO}Using network IB", ""),
+        (f"{INFO}Channel 00 : 0[0] -> 1[1] via SHM/direct/direct", "host copies 0.25"),
+        (
+            "Invalidate trace cache @ step 0 and module 5: cache has only 0 modules",
+            "trace cache 0.25",
+        ),
+        (
+            "Invalidate trace cache @ step 1 and module 7: cache has only 3 modules\n" * 40,
+            "trace cache 0.5",
+        ),
+        ("        HW Thermal Slowdown   : Active", "slow clocks 0.5"),
+        ("        SW Power Cap      : Active", "slow clocks 0.25"),
+        ("".join(VLLM.format(n, 0.0, 0.0, 1, 0, 1.3) for n in (0, 10, 20)), "no tokens 1"),
+        ("".join(VLLM.format(n, 0.0, 0.0, 0, 0, 0.0) for n in (0, 10, 20)), ""),
+        ("".join(VLLM.format(n, 900.0, 99.0, 8, 0, 9.0) for n in (0, 10, 20)), ""),
+        (
+            "".join(VLLM.format(n, 900.0, 99.0, 80, 70, 98.0) for n in (0, 5, 9)),
+            "full KV cache 0.5",
+        ),
+        ("".join(VLLM.format(n, 9.0, 9.0, 8, 7, 9.0) for n in (0, 5, 9)), "waiting requests 0.25"),
+        ("".join(SGLANG.format(n, 6, 0.94, 446.4, 5) for n in range(4)), "full KV cache 0.5"),
+        ("".join(SGLANG.format(n, 6, 0.94, 446.4, 0) for n in range(4)), ""),
+        (
+            "WARNING s.py:1 Sequence group 0 is preempted by PreemptionMode.RECOMPUTE mode\n"
+            + VLLM.format(1, 1.0, 9.0, 8, 0, 70.0),
+            "full KV cache 0.5",
+        ),
+    ],
+)
+def test_what_a_log_says(tmp_path: Path, text: str, kinds: str) -> None:
+    found = problems(tmp_path, f"{text}\n")
+    assert ", ".join(f"{kind} {size}" for kind, size, _ in found) == kinds
+
+
+def test_an_engine_without_tokens_says_in_how_many_lines(tmp_path: Path) -> None:
+    lines = [VLLM.format(n, 0.0, 0.0, 3, 0, 1.3) for n in (0, 10, 20, 30)]
+    ((_, _, title),) = problems(tmp_path, VLLM.format(0, 5.0, 5.0, 3, 0, 1.0) + "".join(lines))
+    assert "in 4 lines one after the other" in title
+
+
+def test_lines_of_an_engine_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(SGLANG.format(1, 6, 0.94, 446.4, 5) + VLLM.format(2, 1.5, 99.0, 8, 7, 50.0))
+    result = ta.printed(path)
+    rows = result.to_polars("engine")
+    assert rows["tokens_per_s"].to_list() == [446.4, 99.0]
+    assert rows["kv_cache_frac"].to_list() == [0.94, 0.5]
+    assert rows["waiting"].to_list() == [5, 7]
+    assert "272.7 tokens/s" in result.verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.py", "raise RuntimeError('CUDA error: device lost')\n"),
+        ("notes.md", "NCCL WARN means a problem\n"),
+        ("notes.txt", "If you see CUDA out of memory, use smaller batches; walltime matters\n"),
+    ],
+)
+def test_other_texts_are_no_logs(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ta.errors.UnknownFormat):
+        ta.read(tmp_path / name)
+
+
+def test_a_table_is_no_answer_to_hang(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(STEPS)
+    with pytest.raises(MissingData):
+        ta.hang(tmp_path / "a.log")
+
+
+def test_the_log_of_a_job_with_dumps_is_a_note(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "fixtures/flight_recorder/missing", tmp_path / "run")
+    before = ta.hang(tmp_path / "run")
+    (tmp_path / "run/job.log").write_text(OLD.format(1) + "SeqNum=9, OpType=GATHER\n")
+    after = ta.hang(tmp_path / "run")
+    assert (after.verdict, after.cause) == (before.verdict, before.cause)
+    assert "gather 9 on rank 1" in str(after.notes)
+    assert after.to_polars("job_events")["what"].to_list() == ["GATHER 9"]

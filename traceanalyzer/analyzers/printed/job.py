@@ -1,0 +1,320 @@
+"""What the logs of a job say of its end, its collectives, NCCL's network, and engines that serve.
+
+The problems are the same in ``printed``, ``hang`` and ``diagnose``.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from traceanalyzer.analyzers.common.aggregates import wide
+from traceanalyzer.analyzers.common.display import sentences
+from traceanalyzer.analyzers.printed import Options
+from traceanalyzer.analyzers.printed.result import Form, Problem, table
+from traceanalyzer.files import packaged
+from traceanalyzer.units import format_count, format_first, format_frac, format_ranges, format_times
+
+_EVENTS, _ENGINE, _OOM = FORMS = ("job_events", "engine", "out_of_memory")
+_NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n"), pl.Int64)
+_TEXTS = ("what", "message", "group", "op", "ranks", "shape")
+_TABLE = "name: event, what: detail, message, n: times, printed_ns: first at, line"
+_RATES = ("tokens_per_s", "prompt_tokens_per_s")
+_OF_LINES = {
+    **dict.fromkeys((*_RATES, "kv_cache_frac", "kv_cache_percent"), pl.Float64),
+    **dict.fromkeys(("running", "waiting", "preemptions"), pl.Int64),
+}
+_LINE_TABLE = (
+    "name: software, engine, tokens_per_s: generated tokens/s, prompt_tokens_per_s: prompt "
+    "tokens/s, running: running requests, waiting: waiting requests, kv_cache_frac: KV cache, "
+    "preemptions, line"
+)
+#: The KV cache is full from this share on, and not the limit below the other.
+_FULL, _NOT_FULL = 0.9, 0.5
+#: Lines without a token, or with waiting requests, from which they are a problem.
+_LEAST = 3
+#: Advice and size of each kind; those that a line of the log explains have a title.
+_KINDS: dict[str, dict[str, Any]] = packaged("analyzers/printed/problems.toml")
+_HANGS = ("call", "missed barrier", "timeout", "signal", "stuck watchdog")
+#: What may follow from another failure of the job.
+_CONSEQUENCES = ("killed process", "crashed process", "failed process")
+#: Most calls, and runs of ranks, that a problem names; problems of a verdict; length of a message.
+_MOST_CALLS, _MOST_RUNS, _NAMED, _LONGEST = 8, 12, 3, 90
+#: Collectives to which all ranks pass equal sizes.
+_EQUAL_SIZES = ("allreduce", "broadcast", "reduce", "allgather_base", "reduce_scatter_base")
+#: Interfaces that lead to no other host.
+_VIRTUAL = r"^(?:lo\d*|docker|virbr|veth|br-|cni|flannel|cali)"
+#: From this many times on, it happens in many steps.
+_MANY = 10
+#: The rest of a message after what matters.
+_DETAILS = re.compile(r"^(?:: |NCCL (?:WARN|INFO) )|(?<=[\w\]])\. .*")
+
+
+def form(rows: pl.DataFrame, _options: Options) -> Form | None:
+    """Return the events of the logs of jobs, and the problems that they show.
+
+    ``job_events``: one row per event of a rank: name (its kind), what, message (from the first such
+    line), n, printed_ns, line. ``engine``: one row per line: name (vLLM, SGLang), engine,
+    tokens_per_s (generated), prompt_tokens_per_s, running, waiting, kv_cache_frac, preemptions,
+    printed_ns, line.
+    """
+    events = wide(rows, _EVENTS, _NUMBERS, _TEXTS).with_columns(
+        what=pl.coalesce("what", pl.concat_str("op", pl.lit(" "), "number"), "op")
+    )
+    percent = pl.col("kv_cache_percent") / 100
+    lines = wide(rows, _ENGINE, _OF_LINES, ("engine",)).with_columns(
+        kv_cache_frac=pl.coalesce("kv_cache_frac", percent)
+    )
+    if events.is_empty() and lines.is_empty():
+        return None
+    each = _problems(rows, events, lines)
+    tables = (
+        table("job_events", "Events in logs of jobs", _known(events), _TABLE),
+        table("engine", "Lines of engines", _known(lines), _LINE_TABLE, detail=True),
+    )
+    return Form(
+        tuple(one for one in tables if one.frame.height),
+        sentences(*(one.title for one in each[:_NAMED])) or _throughput(lines),
+        urgent=any(one.size >= 1 for one in each),
+        problems=each,
+    )
+
+
+def _known(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.drop("block", "row", "is_cut", "kv_cache_percent", strict=False)
+
+
+def _problems(rows: pl.DataFrame, events: pl.DataFrame, lines: pl.DataFrame) -> tuple[Problem, ...]:
+    """Return the problems of events and lines; a consequence of another one only alone."""
+    kinds = {str(kind): of_kind for (kind,), of_kind in events.group_by("name")}
+    each = [*_collectives(kinds), *_of_kinds(kinds), *_network(kinds), *_engines(kinds, lines)]
+    has_cause = any(one.size >= 1 and one.kind not in _CONSEQUENCES for one in each)
+    has_cause |= "GPU memory" in kinds or bool((rows["form"] == _OOM).any())
+    first = next((one for one in each if one.kind in _CONSEQUENCES and not has_cause), None)
+    return tuple(one for one in each if one.kind not in _CONSEQUENCES or one is first)
+
+
+def _problem(kind: str, title: str, size: float = 0, ranks: tuple[int, ...] = ()) -> Problem:
+    return Problem(kind, title, _KINDS[kind]["advice"], size or _KINDS[kind]["size"], ranks)
+
+
+def _of_kinds(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
+    """Yield the problems that a line explains, such as that the time limit was reached."""
+    for kind, known in _KINDS.items():
+        if kind not in kinds or "title" not in known:
+            continue
+        events = kinds[kind].sort("line")
+        first, ranks = events.row(0, named=True), events["rank"].drop_nulls().unique().to_list()
+        message = _DETAILS.sub("", first["message"])[:_LONGEST].strip(" .")
+        message = ", ".join(events["what"].unique().sort()) if first["what"] else message
+        who = f" on {_ranks(ranks)}" if ranks else ""
+        times = f" ({format_times(first['n'])})" if first["n"] > 1 else ""
+        often = kind == "trace cache" and first["n"] >= _MANY
+        hot = kind == "slow clocks" and message != "SW Power Cap"
+        text = f"{known['title']}{who}: {message}{times}."
+        yield _problem(kind, text, 0.5 if often or hot else 0, tuple(ranks))
+
+
+# --- collectives ---------------------------------------------------------------------------------
+
+
+class _Work(NamedTuple):
+    """A collective of one rank that timed out."""
+
+    rank: int
+    group: str
+    number: int
+    kind: str
+    size: str
+
+
+def _collectives(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
+    """Yield what hung: of mismatch, barrier, timeout and watchdog the first that explains it."""
+    none = pl.DataFrame()
+    rows = {kind: list(kinds.get(kind, none).iter_rows(named=True)) for kind in _HANGS}
+    found = (
+        _mismatch(rows["call"])
+        or _hung("missed barrier", rows, "its monitored barrier was not reached")
+        or _timeout(rows["timeout"], rows["signal"])
+        or _hung("stuck watchdog", rows, "NCCL's watchdog was stuck for {:,} s")
+    )
+    if found:
+        yield found
+
+
+def _hung(kind: str, rows: Mapping[str, list[dict[str, Any]]], what: str) -> Problem | None:
+    """Describe the ranks that did not reach a barrier, or whose watchdog itself waits."""
+    named = (row["ranks"] or str(row["rank"]) for row in rows[kind])
+    ranks = sorted({int(rank) for one in named for rank in one.split(", ")})
+    most = max((row["number"] or 0 for row in rows[kind]), default=0)
+    title = f"The job hung: {what.format(most)} on {_ranks(ranks)}."
+    return _problem(kind, title, ranks=tuple(ranks)) if ranks else None
+
+
+def _mismatch(rows: list[dict[str, Any]]) -> Problem | None:
+    """Describe ranks that found that they call different collectives, by the first call of each."""
+    calls = dict[int, tuple[str, str]]()
+    for row in rows:
+        number = "" if row["number"] is None else f" {row['number']}"
+        of = f" of [{row['shape']}]" if row["shape"] else ""
+        calls.setdefault(row["rank"], (f"{_name(row['op'])}{number}", of))
+    if len({*calls.values()}) <= 1:
+        return None
+    each = dict[str, list[int]]()
+    for rank, call in sorted(calls.items()):
+        each.setdefault("".join(call), []).append(rank)
+    is_size = len({name for name, _ in calls.values()}) == 1
+    what = "pass different sizes to one collective" if is_size else "call different collectives"
+    return _problem("call", f"Ranks {what}: {_listed(each)}.")
+
+
+def _timeout(rows: list[dict[str, Any]], signals: list[dict[str, Any]]) -> Problem | None:
+    """Describe the first collective of each rank and group that timed out."""
+    works = sorted(_works(rows), key=lambda one: (one.number, one.rank))
+    if not works:
+        return None
+    each, reasons, culprits = dict[str, list[int]](), dict[str, None](), list[int]()
+    groups, named = dict[str, dict[int, _Work]](), dict[tuple[object, ...], set[tuple[str, str]]]()
+    for one in works:
+        groups.setdefault(one.group, {}).setdefault(one.rank, one)
+        named.setdefault(one[1:3], set()).update({(one.kind, one.size)} if one.kind else ())
+    differ = False
+    for group, first in groups.items():
+        for one in first.values():
+            call, differs = _call(one, named[one[1:3]])
+            each.setdefault(call + f" of group {group}" * (len(groups) > 1), []).append(one.rank)
+            differ |= differs
+        least = min(one.number for one in first.values())
+        behind = [one.rank for one in first.values() if one.number == least]
+        if len(behind) < len(first):
+            reasons[f"{_ranks(behind)} {'are' if len(behind) > 1 else 'is'} behind"] = None
+            culprits += behind
+    if len(groups) == 1 and (absent := _absent(signals, works[0].number, {w.rank for w in works})):
+        reasons[f"{_ranks(absent)} did not call it"] = None
+        culprits = absent
+    why = "".join(f"; {one}" for one in reasons)
+    title = f"NCCL's watchdog reports a timeout of {_listed(each)}{why}."
+    return _problem("different calls" if differ else "timeout", title, ranks=tuple(culprits))
+
+
+def _works(rows: list[dict[str, Any]]) -> list[_Work]:
+    """Return the collectives that timed out, in the order of the log.
+
+    A line names the kind of a collective or its group: those of one rank and number are one.
+    """
+    known = dict[tuple[int, int], _Work]()  # a rank's number in two groups at once is rare
+    for row in rows:
+        kind, size, out = _name(row["op"] or ""), row["n_in"] or 0, row["n_out"] or 0
+        # coalesced gathers of equal parts; sends and receives may differ in size
+        gathers = kind == "coalesced" and 0 < size < out
+        alike = kind in _EQUAL_SIZES or (gathers and out % size == 0)
+        key = row["rank"], row["number"]
+        before = known.get(key, _Work(key[0], "", key[1], "", ""))
+        known[key] = before._replace(
+            group=before.group or row["group"] or "",
+            kind=before.kind or kind,
+            size=before.size or (str(size) if alike and size else ""),
+        )
+    if len({one.group for one in known.values()} - {""}) > 1:
+        return [*known.values()]
+    return [one._replace(group="") for one in known.values()]
+
+
+def _absent(signals: list[dict[str, Any]], number: int, known: set[int]) -> list[int]:
+    """Return the ranks that did not call a collective, as they say when others time out."""
+    enqueued = {row["rank"]: row["number"] for row in signals}
+    return sorted(rank for rank, last in enqueued.items() if last < number and rank not in known)
+
+
+def _call(one: _Work, named: set[tuple[str, str]]) -> tuple[str, bool]:
+    """Return the name of a collective, and whether ranks call others with its number."""
+    kinds, sizes = {kind for kind, _ in named}, {size for _, size in named} - {""}
+    # if not all are gathers, sizes of coalesced ones may differ
+    if len(kinds) <= 1 and (len(sizes) <= 1 or ("coalesced", "") in named):
+        return f"{next(iter(kinds), 'work')} {one.number}", False
+    of = f" of {int(one.size):,} elements" if one.size else ""
+    return f"{one.kind or 'work'} {one.number}{of}", True
+
+
+def _name(kind: str) -> str:
+    return kind.lower().lstrip("_")
+
+
+def _listed(each: dict[str, list[int]]) -> str:
+    return format_first([f"{call} on {_ranks(some)}" for call, some in each.items()], _MOST_CALLS)
+
+
+def _ranks(ranks: list[int]) -> str:
+    runs = format_ranges(sorted(ranks)).split(", ")
+    more = f", ... ({len(ranks):,} in total)" if len(runs) > _MOST_RUNS else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(runs[:_MOST_RUNS])}{more}"
+
+
+# --- network -------------------------------------------------------------------------------------
+
+
+def _network(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
+    """Yield what NCCL says of slow transports between nodes, and between the GPUs of one."""
+    none = pl.DataFrame(schema={"what": pl.String, "n": pl.Int64, "message": pl.String})
+    paths = kinds.get("transport", none)
+    counts = dict(paths.group_by("what").agg(pl.col("n").sum()).rows())
+    network, names, nodes, settings = (
+        {*kinds.get(kind, none)["what"]} for kind in ("network", "interface", "nodes", "setting")
+    )
+    most = max(map(int, nodes), default=0)
+    is_between = "NET/Socket" in counts or most > 1
+    why = ": no InfiniBand device or library was found" * ("no InfiniBand" in kinds)
+    why = ": NCCL_IB_DISABLE=1 is set" if "NCCL_IB_DISABLE" in settings else why
+    over = f"TCP sockets between nodes{f' ({format_first(sorted(names), _NAMED)})' * bool(names)}"
+    if "NET/Socket" in counts or ("Socket" in network and most > 1):
+        example = paths.filter(what="NET/Socket")["message"].head(1)
+        yield _problem("sockets", f"NCCL uses {'; '.join([over, *example])}{why}.")
+    elif "Socket" in network and not most and not counts:
+        yield _problem("may be sockets", f"NCCL would use {over}{why}.")
+    virtual = sorted(name for name in names if re.match(_VIRTUAL, name))
+    if virtual and (is_between or "lost connection" in kinds):
+        title = f"NCCL uses {format_first(virtual, _NAMED)}, which leads to no other host."
+        yield _problem("virtual interface", title)
+    copies = counts.get("SHM", 0) + counts.get("direct shared memory", 0)
+    if "NCCL_P2P_DISABLE" in settings or copies > counts.get("P2P", 0):
+        kind = "P2P disabled" if "NCCL_P2P_DISABLE" in settings else "host copies"
+        begin = "NCCL_P2P_DISABLE=1 is set: the" if kind == "P2P disabled" else "The"
+        yield _problem(kind, f"{begin} GPUs of a node exchange data through host memory (SHM).")
+
+
+# --- engines -------------------------------------------------------------------------------------
+
+
+def _engines(kinds: Mapping[str, pl.DataFrame], lines: pl.DataFrame) -> Iterator[Problem]:
+    """Yield what engines say: no tokens, a full cache, requests that wait."""
+    running = lines.filter(pl.col("running") > 0)
+    none = pl.all_horizontal(pl.col(name).fill_null(0) == 0 for name in _RATES)
+    runs = lines.with_columns(
+        run=(none & (pl.col("running") > 0)).rle_id().over("path", "rank", "engine")
+    ).filter(none, pl.col("running") > 0)
+    longest = max(runs.group_by("path", "rank", "engine", "run").len()["len"], default=0)
+    if longest >= _LEAST:
+        text = f"The engine generates no token in {longest:,} lines one after the other"
+        yield _problem("no tokens", f"{text}, while requests run.")
+    waits = running.filter(pl.col("waiting") > 0)
+    preempted = sum(kinds["preempted"]["n"]) if "preempted" in kinds else 0
+    preempted = preempted or int(lines["preemptions"].sum())
+    often = waits.height >= _LEAST and 2 * waits.height >= running.height
+    used, most = waits.select(pl.col("kv_cache_frac").median(), pl.col("waiting").max()).row(0)
+    if (often and used >= _FULL) or preempted:
+        waiting = f" ({format_frac(used)}, median), up to {most:,} requests wait" if often else ""
+        again = f"; {format_count(preempted, 'preemption')} of requests" if preempted else ""
+        yield _problem("full KV cache", f"The KV cache is full{waiting}{again}.")
+    elif often and used < _NOT_FULL:
+        title = f"Up to {most:,} requests wait, and the KV cache is not full ({format_frac(used)})."
+        yield _problem("waiting requests", title)
+
+
+def _throughput(lines: pl.DataFrame) -> str:
+    """Return a sentence on throughput and load while requests run."""
+    running = lines.filter(pl.col("running") > 0)
+    rate, n = running.select(pl.col("tokens_per_s", "running").median()).row(0)
+    if rate is None:
+        return ""
+    return f"The engine generates {rate:,.5g} tokens/s with {n:,.0f} running requests (medians)."

@@ -1,0 +1,76 @@
+"""What the log of a job says of failures, its end, NCCL's network, and engines that serve models.
+
+``ProcessGroupNCCL`` prints a line for each collective that timed out: the rank in square brackets
+is that within the group, the one before it, which newer versions print, is that of the job. With
+TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks compare what they call, and print where they differ.
+Lines that are alike are one row, with the first of them; each line of an engine is one.
+"""
+
+import re
+from functools import cache
+
+from traceanalyzer.files import packaged
+from traceanalyzer.parsers.printed_text.lines import Line, Rows, number
+
+FORM, ENGINE = "job_events", "engine"
+_ENGINES = ("vLLM", "SGLang")
+
+_RANK = (
+    r"(?:\[rank(?P<rank>\d{1,7})\]:.{0,200}?)?"
+    r"\[(?:PG (?:ID \d{1,9} PG GUID )?(?P<group>[^\]]{1,200}?) )?Rank (?P<of_group>\d{1,7})\] {1,3}"
+)
+_TEXTS = ("group", "of_group", "op", "ranks", "shape", "what", "rank", "engine", "message")
+_LONGEST, _MOST = 200, 1 << 16
+
+
+@cache
+def _kinds() -> dict[str, re.Pattern[str]]:
+    """Return a pattern by the kind of an event."""
+    kinds = packaged("parsers/job_events.toml").items()
+    return {kind: re.compile(one["line"].replace("RANK", _RANK)) for kind, one in kinds}
+
+
+@cache
+def marks() -> tuple[str, ...]:
+    """Return the texts of which a line with an event has one."""
+    kinds = packaged("parsers/job_events.toml").values()
+    return tuple(mark for one in kinds for mark in one["marks"])
+
+
+def events(text: str) -> list[tuple[str, re.Match[str]]]:
+    """Return the events in a line, all of one kind."""
+    every = _kinds().items() if any(mark in text for mark in marks()) else ()
+    matches = ([(kind, one) for one in pattern.finditer(text)] for kind, pattern in every)
+    return next(filter(None, matches), [])
+
+
+class Reader:
+    """Reads the events of one process."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._events = dict[tuple[object, ...], tuple[Line, dict[str, str], int]]()
+
+    def feed(self, line: Line) -> None:
+        """Read a line."""
+        for kind, match in events(line.text):
+            texts = {name: text for name, text in match.groupdict().items() if text is not None}
+            message = line.text[match.start() :][:_LONGEST].strip()
+            same = texts.items() if texts else [("message", re.sub(r"\d+", "#", message))]
+            key = kind, line.rank, *same, line.number if kind in _ENGINES else None
+            first, known, n = self._events.get(key, (line, {**texts, "message": message}, 0))
+            if n or len(self._events) < _MOST:
+                self._events[key] = first, known, n + 1
+
+    def close(self) -> None:
+        """End the text: write the events."""
+        block = self.rows.block() if self._events else 0
+        for row, ((kind, *_), (first, texts, n)) in enumerate(self._events.items()):
+            values = {
+                name: text if name in _TEXTS else number(text) for name, text in texts.items()
+            }
+            rank = texts.get("rank") or first.launched
+            rank = texts.get("of_group") if rank is None else rank
+            values["n"] = float(n)
+            form, of = ENGINE if kind in _ENGINES else FORM, None if rank is None else int(rank)
+            self.rows.add(form, (block, row), first, values, name=str(kind), rank=of)
