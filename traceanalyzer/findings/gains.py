@@ -137,8 +137,7 @@ def with_gains(
     if not _is_complete(replay, time):
         return Gains(bounds, why="not all ranks can be replayed")
     counted = _counted(replay, time, replay.job.step_names[1:])
-    # of all steps, as costs are shares of, to a step of which gains are shares
-    by_step = replay.unprofiled_frac * time.whole_ns / time.windows.height / _step_ns(replay, time)
+    by_step = _by_step(replay, time)
     kept, off_path, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         placed = one.intervals if one.intervals is None else _of_process(one.intervals, replay)
@@ -148,7 +147,7 @@ def with_gains(
             kept.append(one)
             continue
         more, frac = more + (factor - 1) * frac, frac * factor
-        cost = (one.cost_ns or 0) / _step_ns(replay, time)
+        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac * by_step
         is_off, most = frac < NO_GAIN, 1.0 if limit is None else limit * by_step
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
         frac = min(frac, most)
@@ -228,6 +227,11 @@ def _step_ns(replay: Replay, time: DeviceTime) -> float:
     if _is_by_step(replay, time) and (ns := replay.step_ns({*time.windows["step"]})):
         return ns
     return time.whole_ns / time.windows.height * replay.unprofiled_frac
+
+
+def _by_step(replay: Replay, time: DeviceTime) -> float:
+    """Return the mean of all steps, of which costs are shares, by the one of gains."""
+    return replay.unprofiled_frac * time.whole_ns / time.windows.height / _step_ns(replay, time)
 
 
 def _is_by_step(replay: Replay, time: DeviceTime) -> bool:
@@ -369,7 +373,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
             return frac if frac >= NO_GAIN else None
         one = replace(one, ranks=())  # what is slow on these ranks is slow on the others, too
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
-        cost = (one.cost_ns or 0) / _step_ns(replay, time)
+        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac * _by_step(replay, time)
         frac = min(_share([one], replay, time), _MORE_OVERLAP * cost)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
