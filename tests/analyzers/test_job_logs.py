@@ -425,3 +425,11 @@ def test_the_log_of_a_job_with_dumps_is_a_note(tmp_path: Path) -> None:
     assert (after.verdict, after.cause) == (before.verdict, before.cause)
     assert "gather 9 on rank 1" in str(after.notes)
     assert after.to_polars("job_events")["what"].to_list() == ["GATHER 9"]
+
+
+def test_more_in_a_line_of_an_engine(tmp_path: Path) -> None:
+    line = SGLANG.replace("#queue-req", "largest-len: 0, #queue-req").format(7, 32, 0.01, 39.33, 68)
+    path = tmp_path / "server.log"
+    path.write_text(line * 3)
+    (table,) = (one for one in ta.printed(path).tables if one.name == "engine")
+    assert table.frame["waiting"].to_list() == [68] * 3

@@ -317,4 +317,5 @@ def _throughput(lines: pl.DataFrame) -> str:
     rate, n = running.select(pl.col("tokens_per_s", "running").median()).row(0)
     if rate is None:
         return ""
-    return f"The engine generates {rate:,.5g} tokens/s with {n:,.0f} running requests (medians)."
+    load = format_count(round(n), "running request")
+    return f"The engine generates {rate:,.5g} tokens/s with {load} (medians)."
