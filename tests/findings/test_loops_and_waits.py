@@ -64,7 +64,8 @@ def test_a_loop_of_small_kernels(kernels: list[str], times: int) -> None:
     ("mark", "regions", "found"),
     [
         ("TorchDynamo Cache Lookup", 12, True),
-        ("Torch-Compiled Region: 0/0", 6, True),
+        ("Torch-Compiled Region: {}/0", 6, True),
+        ("Torch-Compiled Region: 0/0", 6, False),  # one graph, called for each micro-batch
         ("TorchDynamo Cache Lookup", 2, False),
         ("aten::zeros", 12, False),
     ],
@@ -75,11 +76,11 @@ def test_graph_breaks_between_compiled_regions(mark: str, regions: int, found: b
     for number in range(4):
         begin = number * regions * 100 * US
         events.append(step(number, begin, regions * 100 * US))
-        for at in range(begin, begin + regions * 100 * US, 100 * US):
+        for number_of, at in enumerate(range(begin, begin + regions * 100 * US, 100 * US)):
             wrapper = "torch/_dynamo/eval_frame.py(745): compile_wrapper"
             events += [host("python_function", "model.py(12): forward", at, 99 * US)]
             events += [host("python_function", wrapper, at + US, 95 * US)]
-            events += [host("cpu_op", mark, at + 2 * US, 70 * US)]
+            events += [host("cpu_op", mark.format(number_of), at + 2 * US, 70 * US)]
             events += launch("triton_poi_fused_0", at + 80 * US, 5 * US)
     (one,) = judged("launch-bound", trace(events))
     assert (f"{regions} compiled regions per step" in one.title) == found
@@ -389,3 +390,19 @@ def test_growth_in_every_nth_step(change: list[int], *, regular: bool) -> None:
 )
 def test_waits_by_function(name: str, file: str | None, wait: str | None) -> None:
     assert wait_of(name, file) == wait
+
+
+@pytest.mark.parametrize(
+    ("kernels", "trains"), [((), False), (("flash_bwd_dq_dk_dv_kernel",), True)]
+)
+def test_unknown_pauses_of_training_are_no_low_load(kernels: tuple[str, ...], trains: bool) -> None:
+    events: _Events = []
+    at = 0
+    for number in range(9):
+        begin, at = at, at + 50 * MS * (number in (2, 5))
+        for name in ("gemm", "flash_fwd_splitkv_kernel", *kernels):
+            events += launch(name, at, MS)
+            at += MS + 10 * US
+        events.append(step(number, begin, at - begin))
+    worst = ta.diagnose(trace(events)).findings[0]
+    assert (worst.severity == "critical") == trains

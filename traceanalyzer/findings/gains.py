@@ -105,6 +105,7 @@ class Gains:
         error_frac: relative error of the replay without a change; None if nothing was replayed.
         why: why nothing was replayed.
         sampled: which steps are replayed; empty if all are.
+        after_first: gains are means of the steps after the first, costs of all.
         unprofiled_frac: step time without the profiler as a share of the recorded one; gains are
             of the steps without it.
     """
@@ -117,6 +118,7 @@ class Gains:
     why: str = ""
     sampled: str = ""
     unprofiled_frac: float = 1.0
+    after_first: bool = False
 
 
 def with_gains(
@@ -175,6 +177,7 @@ def with_gains(
     return Gains(
         tuple(_below_sure(kept)), tuple(left), together * _step_ns(replay, time), together,
         replay.error_frac, sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
+        after_first=_is_by_step(replay, time) and replay.step_ns(()) is not None,
     )  # fmt: skip
 
 
@@ -500,14 +503,21 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
             f"Gains are those of {gains.sampled}, times the lost time of all steps / that of these "
             "steps: there is more device work than diagnose replays."
         )
-    larger = {one.id for one in replayed if (one.gain_ns or 0) > (one.cost_ns or inf)}
+    count = time.windows["step"].n_unique()
+    factor = count / (count - 1) if gains.after_first and count > 1 else 1.0
+    by_mean, larger = (
+        {one.id for one in replayed if (one.gain_ns or 0) > times * (one.cost_ns or inf)}
+        for times in (1.0, _AS_MUCH * factor)
+    )
     reasons = {
+        "the cost is the mean of all steps, the gain that of the steps after the first":
+            gains.after_first,
         "the cost is the mean of all GPUs, but a step ends with the slowest one":
             time.windows.n_unique(DEVICE) > 1,
         "the next transfer starts earlier if an overlapped one is shorter": larger & _OF_LINKS,
         "a host that does not wait launches later work earlier": larger - _OF_LINKS,
     }  # fmt: skip
-    if larger:
+    if by_mean:
         texts.append(f"A gain can exceed the cost: {'; '.join(filter(reasons.get, reasons))}.")
     if any(one.id == EXPOSED_ID for one in replayed):
         texts.append(

@@ -154,7 +154,8 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     has_grid = pl.col("blocks").is_not_null().any().over("path", pl.col("step") == _OUTSIDE)
     blocks = pl.when(has_grid.all().over("path")).then("blocks")
     kinds = with_phases(rows.select(pl.col("step").cast(pl.String).unique()))
-    rows = rows.join(kinds.cast({"step": pl.Categorical}), on="step")
+    alike = pl.col("batch", "tokens").log(2).floor()  # within a factor of 2
+    rows = rows.join(kinds.with_columns(alike).cast({"step": pl.Categorical}), on="step")
     keys = [*DEVICE, "step", *_KIND, "kernel", "blocks"]
     sums = pl.col("n", "total_ns").sum(), pl.col("max_ns").max()
     return rows.with_columns(blocks).group_by(keys).agg(sums)
@@ -215,7 +216,10 @@ def slow_gpu(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
     alone = len(ranks) == 1
     difference = _slow_alike(rows, slow["rank"])
     stages = {result.stage_of(rank) for rank in ranks} - {None}
-    text = other_gpu(answers, ranks)
+    calls = rows.group_by(is_slow=of_slow, rank="rank").agg(pl.col("n").sum())
+    n_of = dict(calls.group_by("is_slow").agg(pl.col("n").median()).iter_rows())
+    has_more = n_of.get(True, 0) > _SLOW * n_of.get(False, math.inf)
+    text = "" if has_more else other_gpu(answers, ranks)
     if not (difference or text) or (not alone and len(stages) == 1):  # a stage has more work
         return
     length = pl.col("end") - pl.col("start")

@@ -12,7 +12,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers import chains, pipelines
 from traceanalyzer.analyzers.comm_outliers.activity import NOTHING
 from traceanalyzer.analyzers.comm_outliers.arrivals import CRITICAL_FRAC, WARN_FRAC, WARN_STEPS
-from traceanalyzer.analyzers.comm_outliers.experts import MOSTLY, UNEQUAL as UNEQUAL_LOADS
+from traceanalyzer.analyzers.comm_outliers.experts import UNEQUAL as UNEQUAL_LOADS
 from traceanalyzer.analyzers.comm_outliers.pipelines import work_longer
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers, at_step, meanwhile, passed_on
 from traceanalyzer.analyzers.common import libraries
@@ -684,8 +684,7 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
     total = int(waits["lost_ns"].sum())
     if experts.main is None or experts.imbalance < UNEQUAL_LOADS or not total:
         return
-    rank, most = experts.main
-    is_one, by_layer = most / experts.n >= MOSTLY, experts.same_frac >= MOSTLY
+    rank, is_one, by = experts.main[0], experts.is_one, experts.each_has_its_own
     yield Measured(
         title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
         f"with the most tokens, {format_ratio(experts.imbalance)} the mean ({experts.who()}).",
@@ -696,11 +695,11 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
             ),
             "The rank with the most tokens is the same all the time: its experts are popular."
             if is_one
-            else "Each layer has its own rank with the most tokens: its experts there are popular."
-            if by_layer
+            else f"Each {by} has its own rank with the most tokens: its experts there are popular."
+            if by
             else "The rank with the most tokens changes: the router is uneven for each batch.",
         ),
-        advice=_PLACE_EXPERTS if is_one or by_layer else _BALANCE_ROUTER,
+        advice=_PLACE_EXPERTS if is_one or by else _BALANCE_ROUTER,
         total_ns=total,
         rank=rank if is_one else None,
         intervals=intervals_of(waits),

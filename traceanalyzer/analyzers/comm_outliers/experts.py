@@ -72,14 +72,32 @@ class Experts:
 
         Of places in at least three steps; 0 without any.
         """
-        rows = self.places.filter(pl.col("n") >= _ENOUGH)
+        rows = self._unequal_places
         return float((rows["n"] * rows["same_frac"]).sum()) / max(int(rows["n"].sum()), 1)
+
+    @property
+    def _unequal_places(self) -> pl.DataFrame:
+        return self.places.filter(pl.col("n") >= _ENOUGH, pl.col("imbalance") > 1)
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one rank has the largest load in most all-to-alls with unequal loads."""
+        unequal = int(self.loads["most"].sum())
+        return self.main is not None and self.main[1] >= MOSTLY * max(unequal, 1)
+
+    @property
+    def each_has_its_own(self) -> str:
+        """What has its own rank with the most load in most steps: layer, group, or nothing."""
+        if self.is_one or self.same_frac < MOSTLY:
+            return ""
+        layers = self._unequal_places.group_by("group").agg(pl.col("rank").n_unique())["rank"]
+        return "layer" if (layers > 1).any() else "group"
 
     def who(self) -> str:
         """Return which rank has most load, and how often; of each layer if these differ."""
         rank, most = self.main or (None, 0)
-        if most < MOSTLY * self.n and self.same_frac >= MOSTLY:
-            return f"each layer has its own, the same in {format_frac(self.same_frac)} of steps"
+        if what := self.each_has_its_own:
+            return f"each {what} has its own, the same in {format_frac(self.same_frac)} of steps"
         return f"rank {rank} in {most:,} of {format_count(self.n, 'all_to_all')}"
 
     @property

@@ -25,6 +25,7 @@ _OF_HIP = (r"^hip[A-Z]", r"^Cijk_")
 _OF_TRAINING = (
     r"(?i)optimizer|(?:^|[^a-z])backward|autograd::engine::evaluate|multi_tensor_apply",
     r"(?:Backward|_backward)\d*(?:$|[^a-z])",
+    r"(?:^|_)(?:bwd|bprop|wgrad|dgrad)(?:_|$)",
 )
 #: Names of CUDA that HIP calls otherwise; all others differ in the prefix only.
 _OTHER_NAMES = {

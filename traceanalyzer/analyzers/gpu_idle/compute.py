@@ -143,7 +143,10 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
 def _compiled_regions(excerpt: Excerpt) -> int:
     """Return the number of calls of regions that torch.compile compiled."""
     names = (causes.LOOKS_UP, causes.REGION)  # of older and newer versions, or both
-    return max(excerpt.named(("cpu_op", *ANNOTATION_KINDS), [name]).height for name in names)
+    looks_up, calls = (excerpt.named(("cpu_op", *ANNOTATION_KINDS), [name]) for name in names)
+    if calls.height and calls["name"].n_unique() == 1:  # one graph, called for each micro-batch
+        return 0
+    return max(looks_up.height, calls.height)
 
 
 def _profiling(excerpt: Excerpt, units: pl.DataFrame) -> pl.DataFrame:

@@ -281,6 +281,8 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     spans = each.select("step", start="host_start", end=until)
     slices = _in_steps(trace, spans, max(least, 1), short=vocabulary.ANNOTATION_KINDS)
     compiles = pl.col("name").is_in(matching(trace.names, [MAKES_CODE[1]]))  # of torch.compile
+    in_later = compiles & (pl.col("step").cast(pl.String) != each["step"].cast(pl.String).first())
+    compiles &= in_later.any()  # in the first step alone it is setup
     kinds = (*vocabulary.ANNOTATION_KINDS, "python_function")
     slices = slices.filter(pl.col("kind").is_in(kinds) | compiles)
     time = pl.max_horizontal("dur", pl.lit(_launched_ns(trace, slices))).alias("total_ns")

@@ -131,7 +131,7 @@ class Replay(Result):
         return engine.step_bounds(*self.as_recorded)
 
     def is_in_steps(self, lost: pl.DataFrame) -> bool:
-        """Return whether most of the lost time is in steps that are measured.
+        """Return whether nearly all of the lost time is in steps that are measured.
 
         The first step is not if there are several: it begins with the recording, when the device
         has no work. Time after the last work is not in the last one.
@@ -146,7 +146,7 @@ class Replay(Result):
         begin, until = self._bounds[0][0], self._bounds[-1][1]
         inside = end.clip(begin, until) - start.clip(begin, until)
         some, whole = lost.select(inside.sum().alias("inside"), (end - start).sum()).row(0)
-        return bool(2 * some >= whole)
+        return bool(10 * some >= 9 * whole)
 
     def _lengths(self, times: Sequence[engine.Times], steps: Collection[str]) -> list[float]:
         lengths = engine.step_times(self.job, [one.end for one in times])
