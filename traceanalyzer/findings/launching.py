@@ -440,8 +440,8 @@ _JIT_ONCE = "Create jitted functions once, outside of the loop."
 
 @rule(
     "steps",
-    "programs without GPU work that compile in their steps",
-    "time of JAX's compiler, or of torch.compile, as a share of the time of all steps",
+    "programs without GPU work that compile in steps",
+    "time of JAX's compiler or torch.compile as a share of the time of all steps",
     {"warning": 0.05, "critical": 0.3},
 )
 def compiling_steps(result: Steps, answers: Answers) -> Iterator[Measured]:

@@ -186,7 +186,7 @@ def _in_order(
         return graph.select(_ORDER).hstack(lane.clear(graph.height).select(keys))[:0]
     at, to, rank = _pairs(graph[_LONE].to_numpy(), lane["context"].to_numpy())
     pairs = graph.select(_ORDER)[at].hstack(lane.select(keys)[to]).with_columns(rank=rank)
-    return pairs.unique().filter(pl.len().over("rank") == 1).drop("rank")
+    return pairs.unique().filter(pl.len().over("rank") == 1).drop("rank").drop_nulls(keys[0])
 
 
 def _pairs(names: _Hashes, others: _Hashes) -> tuple[_Rows, _Rows, _Rows]:

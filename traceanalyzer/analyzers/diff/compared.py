@@ -377,8 +377,11 @@ def _rows_of_roles(each: pl.DataFrame, whole: Sequence[str]) -> pl.DataFrame:
     ).fill_null(value=False)
     number = pl.int_range(pl.len()).over(whole) + 1
     part = pl.when(apart).then(pl.format("{} of {}", number, pl.len().over(whole)))
-    known = [name for name in ("position",) if name in each.columns]
-    rows = each.with_columns(position=pl.coalesce(part, *known))
+    if "position" in each.columns:  # of a position, a layer
+        both = pl.format("{}, layer {}", "position", part)
+        rows = each.with_columns(position=pl.coalesce(both, part, "position"))
+    else:
+        rows = each.with_columns(position=part)
     keys = rows.select(*whole, "position")
     return rows.with_columns(row=pl.Series(numbered(keys.get_columns())[1]))
 

@@ -316,8 +316,8 @@ def measured(
             mean = _mean(before, after, measure)
             slower = (before, after)[mean.change > 0]
             changed = measure.outcome == "no change" and mean.outcome != "no change"
-            judged = mean if by_mean or (changed and _is_regular(_times(slower))) else measure
-            return with_ranges(judged, _times(before), _times(after))
+            judged = mean if by_mean or (changed and _is_regular(step_times(slower))) else measure
+            return with_ranges(judged, step_times(before), step_times(after))
         return measure
     return None
 
@@ -335,7 +335,7 @@ def with_ranges(measure: Measure, before: Floats, after: Floats) -> Measure:
 
 def _mean(before: Run, after: Run, median: Measure) -> Measure:
     """Return the measure of the mean step, in which one slow step in a few counts."""
-    sides = [_times(run) for run in (before, after)]
+    sides = [step_times(run) for run in (before, after)]
     means = [float(side.mean()) for side in sides]
     one = noise_of(*map(_error_of_slow, sides))
     noise = None if median.noise is None else float(np.hypot(median.noise, one))
@@ -343,7 +343,7 @@ def _mean(before: Run, after: Run, median: Measure) -> Measure:
     return replace(median, name="mean", before=means[0], after=means[1], noise=noise, least=least)
 
 
-def _times(run: Run) -> Floats:
+def step_times(run: Run) -> Floats:
     """Return the mean time of each counted step over its ranks, in order."""
     each = run.counted.group_by("number").agg(pl.col("duration_ns").mean()).sort("number")
     return each["duration_ns"].to_numpy()

@@ -45,7 +45,8 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
     """
     if not before or not after:
         raise OptionError("diff_runs needs at least one run of each version")
-    pairs = [*((after[0], run) for run in before), *((run, before[0]) for run in after)]
+    usual_before, usual_after = _typical(before), _typical(after)
+    pairs = [*((usual_after, run) for run in before), *((run, usual_before) for run in after)]
     every = _by_one_measure(pairs, options, len(before))
     of_before, of_after = every[: len(before)], every[len(before) :]
     impossible = next((one for one in every if one.measure is None), None)
@@ -73,6 +74,17 @@ def median_runs(before: Sequence[Parts], after: Sequence[Parts], options: Option
         remarks=(*reserved, *others, _remark(values, repeats, middle)),
         repeats=repeats,
     )
+
+
+def _typical(every: Sequence[Parts]) -> Parts:
+    """Return the run with the median of the mean step times; the first without steps."""
+    means = []
+    for parts in every:
+        times = runs.step_times(runs.run_of(parts))
+        if not times.size:
+            return every[0]
+        means.append(float(times.mean()))
+    return every[int(np.argsort(means, kind="stable")[len(means) // 2])]
 
 
 def _by_one_measure(

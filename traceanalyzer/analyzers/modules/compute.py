@@ -264,7 +264,7 @@ def _by_function(parts: Sequence[Part]) -> pl.DataFrame:
     time = pl.col("device_ns")
     of_phase = {f"{one}_device_ns": time.filter(phase=one).sum() for one in PHASES}
     rows = pl.concat([*(part.functions for part in parts), changes]).drop_nulls("code")
-    rows = rows.group_by(function="code").agg(time.sum(), **of_phase)
+    rows = rows.group_by(function="code").agg(time.sum(), **of_phase).filter(time > 0)
     return rows.sort("device_ns", "function", descending=[True, False])
 
 

@@ -47,6 +47,8 @@ _EQUAL_SIZES = ("allreduce", "broadcast", "reduce", "allgather_base", "reduce_sc
 _VIRTUAL = r"^(?:lo\d*|docker|virbr|veth|br-|cni|flannel|cali)"
 #: From this many times on, it happens in many steps.
 _MANY = 10
+#: Other lines of the watchdog report errors, too.
+_IS_TIMEOUT = re.compile("Watchdog caught|Timeout at")
 #: The rest of a message after what matters.
 _DETAILS = re.compile(r"^(?:: |NCCL (?:WARN|INFO) )|(?<=[\w\]])\. .*")
 
@@ -172,8 +174,10 @@ def _mismatch(rows: list[dict[str, Any]]) -> Problem | None:
 def _timeout(rows: list[dict[str, Any]], signals: list[dict[str, Any]]) -> Problem | None:
     """Describe the first collective of each rank and group that timed out."""
     works = sorted(_works(rows), key=lambda one: (one.number, one.rank))
-    if not works:
+    if not works or not any(_IS_TIMEOUT.search(row["message"]) for row in rows):
         return None
+    of = {row["group"].partition("(")[0] for row in rows if row["group"]}  # 0 is 0(default_pg)
+    signals = [one for one in signals if not of or (one["group"] or "").partition("(")[0] in of]
     each, reasons, culprits = dict[str, list[int]](), dict[str, None](), list[int]()
     groups, named = dict[str, dict[int, _Work]](), dict[tuple[object, ...], set[tuple[str, str]]]()
     for one in works:
@@ -292,7 +296,9 @@ def _engines(kinds: Mapping[str, pl.DataFrame], lines: pl.DataFrame) -> Iterator
     none = pl.all_horizontal(pl.col(name).fill_null(0) == 0 for name in _RATES)
     runs = lines.with_columns(
         run=(none & (pl.col("running") > 0)).rle_id().over("path", "rank", "engine")
-    ).filter(none, pl.col("running") > 0)
+    )
+    is_last = pl.col("run") == pl.col("run").max().over("path", "rank", "engine")
+    runs = runs.filter(none, is_last, pl.col("running") > 0)
     longest = max(runs.group_by("path", "rank", "engine", "run").len()["len"], default=0)
     if longest >= _LEAST:
         text = f"The engine generates no token in {longest:,} lines one after the other"
@@ -300,8 +306,8 @@ def _engines(kinds: Mapping[str, pl.DataFrame], lines: pl.DataFrame) -> Iterator
     waits = running.filter(pl.col("waiting") > 0)
     preempted = sum(kinds["preempted"]["n"]) if "preempted" in kinds else 0
     preempted = preempted or int(lines["preemptions"].sum())
-    often = waits.height >= _LEAST and 2 * waits.height >= running.height
     used, most = waits.select(pl.col("kv_cache_frac").median(), pl.col("waiting").max()).row(0)
+    often = waits.height >= _LEAST and 2 * waits.height >= running.height and used is not None
     if (often and used >= _FULL) or preempted:
         waiting = f" ({format_frac(used)}, median), up to {most:,} requests wait" if often else ""
         again = f"; {format_count(preempted, 'preemption')} of requests" if preempted else ""

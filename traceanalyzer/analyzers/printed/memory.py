@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import polars as pl
 
@@ -168,9 +167,16 @@ def _of_requirement(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame
 
 def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     """Return the errors of devices without a summary; a message can be printed several times."""
-    events = wide(rows, _EVENTS, {"n": pl.Int64}).filter(pl.col("name") == OUT_OF_MEMORY)
+    events = (
+        wide(rows, _EVENTS, {"n": pl.Int64, "last": pl.Int64})
+        .filter(pl.col("name") == OUT_OF_MEMORY)
+        .with_columns(line=pl.coalesce("last", "line"))
+        .sort("line")
+    )
     place = ["path", "rank"]
-    others = events.join(summaries, on=place, how="anti", nulls_equal=True).unique(place)
+    others = events.join(summaries, on=place, how="anti", nulls_equal=True).unique(
+        place, keep="last"
+    )
     errors = wide(rows, _ERROR, _OF_ERROR).join(
         summaries, on=[*place, "device"], how="anti", nulls_equal=True
     )
@@ -178,25 +184,42 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     reserved = pl.coalesce(
         "reserved_bytes", pl.col("allocated_bytes") + pl.col("unused_bytes").fill_null(0)
     )
-    return errors.unique(["path", "rank", *_OF_ERROR], maintain_order=True).select(
+    errors = errors.unique(["path", "rank", *_OF_ERROR], keep="last", maintain_order=True)
+    went_on = _went_on(rows, errors) if errors.height else []
+    return errors.select(
         "rank", "path", "device", "requested_bytes", "free_bytes", "capacity_bytes",
         "allowed_bytes",
         source=pl.lit(MESSAGE),
         ooms=pl.lit(1),
-        recovered=pl.struct("path", "line").map_elements(partial(_went_on, rows), pl.Boolean),
+        recovered=pl.Series(went_on, dtype=pl.Boolean),
         end_bytes="allocated_bytes",
         reserved_end_bytes=reserved,
     )  # fmt: skip
 
 
-def _went_on(rows: pl.DataFrame, error: dict[str, Any]) -> bool:
-    """Whether a program ran steps after an error, or says that it handles it, and did not fail."""
-    later = rows.filter(pl.col("path") == error["path"], pl.col("line") > error["line"])
-    events = later.filter(pl.col("form") == _EVENTS)["name"]
-    if events.str.contains(f"^(?:{'|'.join(_FAILS)}) process").any():
-        return False
-    steps = later.filter(pl.col("form").is_in(_STEPS))["line"].n_unique()
-    return steps >= _WENT_ON or (events == _RECOVERS).any()
+def _went_on(rows: pl.DataFrame, errors: pl.DataFrame) -> list[bool]:
+    """Whether a program ran steps after each error, or handles it, and did not fail."""
+    name, place = pl.col("name"), ["path", "form", "name"]
+    events = rows.filter(pl.col("form") == _EVENTS)
+    fails = name.str.contains(f"^(?:{'|'.join(_FAILS)}) process")
+    failed = dict(events.filter(fails).group_by("path").agg(pl.col("line").max()).rows())
+    handled = dict(
+        events.filter(name == _RECOVERS).group_by("path").agg(pl.col("line").max()).rows()
+    )
+    # a step is one more line of the same timer: DeepSpeed prints several lines per step
+    steps = (
+        rows.filter(pl.col("form").is_in(_STEPS))
+        .group_by(place)
+        .agg(pl.col("line").unique().sort(descending=True))
+    )
+    until = dict[str, int]()
+    for path, _, _, lines in steps.rows():
+        if len(lines) >= _WENT_ON:
+            until[path] = max(until.get(path, 0), lines[_WENT_ON - 1])
+    return [
+        failed.get(path, 0) <= line < max(until.get(path, 0), handled.get(path, 0))
+        for path, line in errors.select("path", "line").rows()
+    ]
 
 
 def _problem(failed: pl.DataFrame, ooms: int) -> Problem:

@@ -55,7 +55,11 @@ def sniff(head: bytes, path: str) -> bool:
     """Whether this is text with one of the forms, or a log with events of a job."""
     if b"\0" in head or _JSON.match(head):
         return False
-    return _MARKS.search(head) is not None or (is_log(path) and _has_event(head))
+    return _has_form(head, path)
+
+
+def _has_form(text: bytes, path: str) -> bool:
+    return _MARKS.search(text) is not None or (is_log(path) and _has_event(text))
 
 
 def _has_event(text: bytes) -> bool:
@@ -64,7 +68,8 @@ def _has_event(text: bytes) -> bool:
 
     if not any(mark.encode() in text for mark in job_events.marks()):
         return False
-    return any(job_events.events(line.decode(errors="replace")) for line in text.splitlines())
+    lines = (one for one in text.splitlines() if len(one) <= _LONGEST)  # as in lines.Lines
+    return any(job_events.events(line.decode(errors="replace")) for line in lines)
 
 
 def is_far_in(source: Source) -> bool:
@@ -80,7 +85,7 @@ def is_far_in(source: Source) -> bool:
         text = rest + block
         end = text.rfind(b"\n", -_LONGEST) + 1 or len(text)  # a number in half is another one
         rest = text[end:]
-        if sniff(text[:end], source.path):
+        if _has_form(text[:end], source.path):  # JSON in the middle of a log is a line of it
             return True
     return False
 

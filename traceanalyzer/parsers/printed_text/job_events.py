@@ -24,23 +24,31 @@ _LONGEST, _MOST = 200, 1 << 16
 
 
 @cache
-def _kinds() -> dict[str, re.Pattern[str]]:
-    """Return a pattern by the kind of an event."""
+def _kinds() -> dict[str, tuple[tuple[str, ...], re.Pattern[str]]]:
+    """Return marks and a pattern by the kind of an event."""
     kinds = packaged("parsers/job_events.toml").items()
-    return {kind: re.compile(one["line"].replace("RANK", _RANK)) for kind, one in kinds}
+    return {
+        kind: (tuple(one["marks"]), re.compile(one["line"].replace("RANK", _RANK), re.ASCII))
+        for kind, one in kinds
+    }
 
 
 @cache
 def marks() -> tuple[str, ...]:
     """Return the texts of which a line with an event has one."""
     kinds = packaged("parsers/job_events.toml").values()
-    return tuple(mark for one in kinds for mark in one["marks"])
+    return tuple(dict.fromkeys(mark for one in kinds for mark in one["marks"]))
 
 
 def events(text: str) -> list[tuple[str, re.Match[str]]]:
     """Return the events in a line, all of one kind."""
-    every = _kinds().items() if any(mark in text for mark in marks()) else ()
-    matches = ([(kind, one) for one in pattern.finditer(text)] for kind, pattern in every)
+    found = {mark for mark in marks() if mark in text}
+    every = _kinds().items() if found else ()
+    matches = (
+        [(kind, one) for one in pattern.finditer(text)]
+        for kind, (of_kind, pattern) in every
+        if not found.isdisjoint(of_kind)
+    )
     return next(filter(None, matches), [])
 
 
@@ -49,6 +57,8 @@ class Reader:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
+        self._others = 0  # lines of engines leave room for a failure after them
+        self._last = dict[tuple[object, ...], int]()
         self._events = dict[tuple[object, ...], tuple[Line, dict[str, str], int]]()
 
     def feed(self, line: Line) -> None:
@@ -59,18 +69,23 @@ class Reader:
             same = texts.items() if texts else [("message", re.sub(r"\d+", "#", message))]
             key = kind, line.rank, *same, line.number if kind in _ENGINES else None
             first, known, n = self._events.get(key, (line, {**texts, "message": message}, 0))
-            if n or len(self._events) < _MOST:
+            if n or kind in _ENGINES or self._others < _MOST:
+                self._others += kind not in _ENGINES and not n
+                self._last[key] = line.number
                 self._events[key] = first, known, n + 1
 
     def close(self) -> None:
         """End the text: write the events."""
         block = self.rows.block() if self._events else 0
-        for row, ((kind, *_), (first, texts, n)) in enumerate(self._events.items()):
-            values = {
+        for row, (key, (first, texts, n)) in enumerate(self._events.items()):
+            kind = key[0]
+            values: dict[str, float | str | None] = {
                 name: text if name in _TEXTS else number(text) for name, text in texts.items()
             }
             rank = texts.get("rank") or first.launched
             rank = texts.get("of_group") if rank is None else rank
             values["n"] = float(n)
+            if n > 1:
+                values["last"] = float(self._last[key])
             form, of = ENGINE if kind in _ENGINES else FORM, None if rank is None else int(rank)
             self.rows.add(form, (block, row), first, values, name=str(kind), rank=of)

@@ -25,7 +25,9 @@ _WORTH = re.compile(
     r"|Tried to allocate|\b[tw]ps: |\biter \d|_runtime'"
 )
 #: Forms that users print, on any rank.
-_BY_EVERY_RANK = (key_averages.FORM, memory_summary.FORM, memory_summary.ERROR)
+_BY_EVERY_RANK = (
+    key_averages.FORM, memory_summary.FORM, memory_summary.ERROR, job_events.FORM,
+)  # fmt: skip
 #: Processes of a log that are read apart; a log with more has numbers before its lines.
 _MOST_PROCESSES = 1 << 16
 
