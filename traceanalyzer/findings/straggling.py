@@ -684,7 +684,7 @@ def _expert_imbalance(result: CommOutliers, answers: Answers) -> Iterator[Measur
     total = int(waits["lost_ns"].sum())
     if experts.main is None or experts.imbalance < UNEQUAL_LOADS or not total:
         return
-    rank, is_one, by = experts.main[0], experts.is_one, experts.each_has_its_own
+    rank, is_one, by = experts.main[0], experts.is_one, experts.persistent_in
     yield Measured(
         title=f"Experts have unequal loads: the other ranks wait {time.share(total)} for the rank "
         f"with the most tokens, {format_ratio(experts.imbalance)} the mean ({experts.who()}).",

@@ -86,7 +86,7 @@ class Experts:
         return self.main is not None and self.main[1] >= MOSTLY * max(unequal, 1)
 
     @property
-    def each_has_its_own(self) -> str:
+    def persistent_in(self) -> str:
         """What has its own rank with the most load in most steps: layer, group, or nothing."""
         if self.is_one or self.same_frac < MOSTLY:
             return ""
@@ -96,7 +96,7 @@ class Experts:
     def who(self) -> str:
         """Return which rank has most load, and how often; of each layer if these differ."""
         rank, most = self.main or (None, 0)
-        if what := self.each_has_its_own:
+        if what := self.persistent_in:
             return f"each {what} has its own, the same in {format_frac(self.same_frac)} of steps"
         return f"rank {rank} in {most:,} of {format_count(self.n, 'all_to_all')}"
 
