@@ -139,7 +139,6 @@ def with_gains(
     if not _is_complete(replay, time):
         return Gains(bounds, why="not all ranks can be replayed")
     counted = _counted(replay, time, replay.job.step_names[1:])
-    by_step = _by_step(replay, time)
     kept, off_path, removed, beyond, more = [], [], [], 0.0, 0.0
     for limit, one in zip((one.gain_frac for one in findings), bounds, strict=True):
         placed = one.intervals if one.intervals is None else _of_process(one.intervals, replay)
@@ -149,6 +148,7 @@ def with_gains(
             kept.append(one)
             continue
         more, frac = more + (factor - 1) * frac, frac * factor
+        by_step = _by_step([inside], replay, time)
         cost = (one.cost_frac or 0.0) / replay.unprofiled_frac * by_step
         is_off, most = frac < NO_GAIN, 1.0 if limit is None else limit * by_step
         beyond += max(frac - most, 0.0) if min(frac, most) >= NO_GAIN else 0.0
@@ -175,7 +175,7 @@ def with_gains(
         largest = max(one.gain_frac or 0.0 for one in kept if one.gain_basis == "replay")
         together = max(_share(removed, replay, counted) + more - beyond, largest)
     return Gains(
-        tuple(_below_sure(kept)), tuple(left), together * _step_ns(replay, time), together,
+        tuple(_below_sure(kept)), tuple(left), together * _step_ns(removed, replay, time), together,
         replay.error_frac, sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
         after_first=_is_by_step(replay, time) and replay.step_ns(()) is not None,
     )  # fmt: skip
@@ -218,23 +218,32 @@ def _behind_loader(
 
 def _with_gain(one: Finding, frac: float, replay: Replay, time: DeviceTime) -> Finding:
     """Return a finding whose cause a replay removes, with its gain."""
+    gain_ns = round(frac * _step_ns([one], replay, time))
     return replace(
-        one, gain_ns=round(frac * _step_ns(replay, time)), gain_frac=frac, gain_basis="replay",
+        one, gain_ns=gain_ns, gain_frac=frac, gain_basis="replay",
         gain_change=_change(one),
         gain_of=f"{time.of} without the profiler" * (replay.unprofiled_frac < 1),
     )  # fmt: skip
 
 
-def _step_ns(replay: Replay, time: DeviceTime) -> float:
+def _step_ns(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:
     """Return the time that a gain is a share of: of a step (or the run) without the profiler."""
-    if _is_by_step(replay, time) and (ns := replay.step_ns({*time.windows["step"]})):
+    if _is_usual(findings, replay, time) and (ns := replay.step_ns({*time.windows["step"]})):
         return ns
     return time.whole_ns / time.windows.height * replay.unprofiled_frac
 
 
-def _by_step(replay: Replay, time: DeviceTime) -> float:
+def _is_usual(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> bool:
+    """Whether a gain is one of the steps after the first, in which nearly all of the time is."""
+    each = (one.intervals for one in findings if one.intervals is not None)
+    timed = pl.concat([_NO_TIME, *each], how="vertical_relaxed")
+    return _is_by_step(replay, time) and (timed.is_empty() or replay.is_in_steps(timed))
+
+
+def _by_step(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:
     """Return the mean of all steps, of which costs are shares, by the one of gains."""
-    return replay.unprofiled_frac * time.whole_ns / time.windows.height / _step_ns(replay, time)
+    mean = replay.unprofiled_frac * time.whole_ns / time.windows.height
+    return mean / _step_ns(findings, replay, time)
 
 
 def _is_by_step(replay: Replay, time: DeviceTime) -> bool:
@@ -376,7 +385,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
             return frac if frac >= NO_GAIN else None
         one = replace(one, ranks=())  # what is slow on these ranks is slow on the others, too
     if one.id in {*_IN_INTERVALS, *_LOOPS} and one.intervals is not None and one.intervals.height:
-        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac * _by_step(replay, time)
+        cost = (one.cost_frac or 0.0) / replay.unprofiled_frac * _by_step([one], replay, time)
         frac = min(_share([one], replay, time), _MORE_OVERLAP * cost)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
         unknown = alone or not replay.has_work_after(one.intervals)
@@ -425,20 +434,13 @@ def _share(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> f
     Ranks change in all steps, intervals of other findings are in counted steps only.
     """
     weights = _weights(findings, replay)
-    timed = pl.concat(
-        [_NO_TIME, *(one.intervals for one in findings if one.intervals is not None)],
-        how="vertical_relaxed",
-    )
-    usual = _is_by_step(replay, time) and replay.is_in_steps(timed)
-    if usual or any(map(_is_of_ranks, findings)):
+    if _is_usual(findings, replay, time) or any(map(_is_of_ranks, findings)):
         return replay.shorter_frac(weights, {*time.windows["step"].drop_nulls()})
     length = (pl.col("end") - pl.col("start")).sum()
     counted: list[int] = time.windows.group_by(DEVICE).agg(length)["end"].to_list()
     ends = dict(time.windows.group_by(OWNER).agg(pl.col("end").max()).iter_rows())
     lost = _lost(findings, _IN_INTERVALS)
     whole_ns = max(counted) * replay.unprofiled_frac
-    if _is_by_step(replay, time):
-        whole_ns = _step_ns(replay, time) * time.windows["step"].n_unique()
     return min(replay.gain_ns(weights, ends, lost) / whole_ns, 1.0)
 
 
