@@ -120,3 +120,28 @@ def test_a_share_names_its_whole_if_that_is_not_the_recorded_step() -> None:
     (found,) = (one for one in ta.diagnose(recording).findings if one.id == "data-loading")
     assert not found.gain_of
     assert gain(found).endswith("%)")
+
+
+def test_the_gain_of_a_real_loader_is_one_number(shared: Any) -> None:
+    path = shared / "data/chrome/kineto/resnet50_dataloader_workers0.json.gz"
+    (loading,) = (one for one in ta.diagnose(path).findings if one.id == "data-loading")
+    changes = dict(ta.what_if(path).changes.select("change", "gain_ns").rows())
+    assert loading.gain_ns == pytest.approx(changes[CLASSES["data-loading"]], rel=0.01)
+
+
+@pytest.mark.parametrize("later", [0, 9, 10, 11])
+def test_what_is_lost_once_in_the_first_step_counts(later: int) -> None:
+    """Without the later pause, the first step is the only one with the cause."""
+    events: list[dict[str, Any]] = []
+    at = 0
+    for number, pause in enumerate([10, 0, 0, 0, 0, later, 0, 0]):
+        begin, at = at, at + pause * MS
+        events.append(host("python_function", "train.py(9): prep", begin, pause * MS))
+        for link in range(20 * number, 20 * number + 20):
+            events.append(host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, correlation=link))
+            events.append(device(GEMM, at + 5 * US, MS, correlation=link))
+            at += MS + 10 * US
+        events.append(host("cuda_runtime", "cudaDeviceSynchronize", at - MS, MS))
+        events.append(step(number, begin, at - begin))
+    one = next(one for one in ta.diagnose(trace(events)).findings if one.id == "host-code")
+    assert one.gain_ns == pytest.approx(one.cost_ns, rel=0.01)

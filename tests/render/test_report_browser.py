@@ -164,7 +164,7 @@ def test_first_screen_has_the_timeline_and_two_findings(browser: Any, tmp_path: 
     resize(browser, 1400, 900)
     visit(browser, tmp_path / "run.html", text)
     ends = browser.execute_script(
-        "return ['.timeline canvas', '#finding-1 .what', '#finding-2 .effects'].map("
+        "return ['.timeline canvas', '#finding-1 .effects', '#finding-2 .what'].map("
         "(one) => document.querySelector(one).getBoundingClientRect().bottom)"
     )
     assert max(ends) <= 900
