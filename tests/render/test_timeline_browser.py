@@ -36,6 +36,22 @@ const box = plot.getBoundingClientRect();
 return [box.left + picture.x(arguments[1]), box.top + picture.y(arguments[0]) + plan.row / 2];
 """
 VIEWER = "document.querySelector('.timeline').viewer"
+#: The least contrast of a name on its block, as WCAG defines it, of all names drawn anew.
+LEAST_CONTRAST = """
+const { viewer } = document.querySelector('.timeline'), { context } = viewer.picture, found = [];
+const weights = [0.2126, 0.7152, 0.0722];
+const light = (rgb) => weights.reduce((sum, one, at) => sum + one * (rgb[at] / 255) ** 2.2, 0.05);
+context.fillText = function (text, x, y) {
+  if (this.font.startsWith('10px')) {
+    const rgb = [1, 3, 5].map((at) => parseInt(this.fillStyle.slice(at, at + 2), 16));
+    const ratio = light(this.getImageData(x + 2, y, 1, 1).data) / light(rgb);
+    found.push(Math.max(ratio, 1 / ratio));
+  }
+};
+viewer.show();
+delete context.fillText;
+return found.length ? Math.min(...found) : null;
+"""
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +234,10 @@ const { picture, plan } = document.querySelector('.timeline').viewer;
 const x = Math.round(picture.x(arguments[1])), y = picture.y(arguments[0]) + plan.row + 1;
 return picture.canvas.getContext('2d').getImageData(x, Math.round(y), 1, 1).data[3];"""
     assert [page.run(below, place, middle) > 0 for place in range(8)] == [n == 5 for n in range(8)]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_names_are_legible_on_their_blocks(window, tmp_path: Path, scheme: str) -> None:
+    prefer(window, scheme)
+    page = Page(window, tmp_path / "names.html", html.page(once(timeline, RANKS)))
+    assert page.run(LEAST_CONTRAST) >= 3.5

@@ -169,7 +169,8 @@ class Picture {
     const [state] = timeline.states.at(lane, this.moment(x0 + NAMED / 2));
     const until = state === undefined ? x1 : Math.min(x1, this.x(timeline.states.end[state]));
     if (until - x0 < NAMED) return;
-    context.fillStyle = DARK.has(state === undefined ? '' : timeline.stateKinds[timeline.states.kind[state]][0]) ? '#fff' : '#1f2328';
+    const [, , light, dark] = state === undefined ? [] : timeline.stateKinds[timeline.states.kind[state]];
+    context.fillStyle = textOn(state === undefined ? '#ffffff' : this.dark ? dark : light);
     const short = shortName(name), text = cut(short, (until - x0 - 4) * 1.2);
     if (text.length < Math.min(LETTERS, short.length)) return;
     context.font = SMALL;
@@ -252,7 +253,6 @@ class Picture {
   }
 }
 
-const DARK = new Set(['overlapped', 'waiting', 'copies']); // states that need white text
 const SMALL = '10px system-ui, sans-serif';
 
 /** The function of a kernel's name, without return type, namespaces and arguments. */
@@ -266,6 +266,12 @@ function heat(share, dark) {
   const ramp = dark ? [[27, 34, 44], [33, 110, 190], [180, 225, 255]] : [[232, 240, 250], [80, 150, 215], [10, 30, 80]];
   const at = clamp(share, 0, 1) * 2, low = Math.min(Math.floor(at), 1);
   return `rgb(${ramp[low].map((one, part) => Math.round(one + (ramp[low + 1][part] - one) * (at - low))).join(' ')})`;
+}
+
+/** White or nearly black, whichever has more contrast (WCAG) on a #rrggbb. */
+function textOn(color) {
+  const [red, green, blue] = [1, 3, 5].map((at) => (parseInt(color.slice(at, at + 2), 16) / 255) ** 2.2);
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.215 ? '#fff' : '#1f2328';
 }
 
 /** 0xAABBGGRR of a #rrggbb, as pixels are stored. */
