@@ -15,6 +15,7 @@ from perfetto_files import (
     COUNTER,
     END,
     INSTANT,
+    NEEDS,
     annotation,
     as_pytorch_writes,
     counter,
@@ -269,6 +270,24 @@ def test_counters_are_absolute_differences_doubles_or_of_slices(tmp_path):
         (5, "power", 2.5, 10), (6, "sum", 2048.0, 10), (7, "sum", 5120.0, 10),
         (8, "power", 9.0, 10),
     ]  # fmt: skip
+
+
+def test_each_sequence_adds_up_its_differences_from_its_reset(tmp_path):
+    def read(*values: tuple[int, int, int, int]) -> list[tuple[object, ...]]:
+        data = MAIN + counter(4, "bytes", number(5, 1))
+        for ts, sequence, value, flags in values:
+            written = event(COUNTER, 4, number(30, value % (1 << 64)))
+            data += packet(written, ts=ts, sequence=sequence, flags=flags)
+        trace = _read(tmp_path, data)
+        return trace.counters.select("ts", "value").rows()
+
+    two = ((1, 1, 100, NEEDS), (2, 2, 50, NEEDS), (3, 1, 10, NEEDS), (4, 2, 5, NEEDS))
+    assert read(*two) == [(1, 100.0), (2, 50.0), (3, 110.0), (4, 55.0)]
+    # a reset starts at 0 again; the other sequence goes on
+    reset = (*two, (5, 1, 7, CLEARED), (6, 2, -5, NEEDS), (7, 1, 1, NEEDS))
+    assert read(*reset)[4:] == [(5, 7.0), (6, 50.0), (7, 8.0)]
+    # differences follow the packets of a sequence, also where their times do not
+    assert read((9, 1, 3, NEEDS), (8, 1, 2, NEEDS)) == [(8, 5.0), (9, 3.0)]
 
 
 def test_clocks_of_snapshots_and_differences_of_times(tmp_path):

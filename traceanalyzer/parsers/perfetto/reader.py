@@ -378,19 +378,24 @@ class _Recording:
             zip(known.tolist(), self.track[known].tolist(), numbers.tolist(), strict=True)
         )
         readings += self._extra(events[(kind[events] & wire.HAS_EXTRA) > 0])
-        readings.sort(key=lambda one: (int(self.ts[one[0]]), one[0]))
-        totals: dict[int, float] = {}
-        collected = self.collected.counters
+        # each sequence adds up its differences, in the order of its packets, from each reset on
+        readings.sort(key=lambda one: one[0])
+        totals: dict[tuple[int, int], float] = {}
+        values: list[tuple[int, int, int, str, float]] = []
         names: dict[int, tuple[int, str, float, bool]] = {}
         for row, uuid, number in readings:
             if uuid not in names:
                 names[uuid] = self._counter(uuid)
             pid, name, multiplier, is_incremental = names[uuid]
             if is_incremental:
-                number = totals[uuid] = totals.get(uuid, 0.0) + number
+                writer = int(self.state_of[row]), uuid
+                number = totals[writer] = totals.get(writer, 0.0) + number
             if abs(number) < float("inf"):
-                ts = int(self.ts[row])
-                collected.append((ts, pid, None, name, "value", number * multiplier))
+                values.append((int(self.ts[row]), row, pid, name, number * multiplier))
+        collected = self.collected.counters
+        collected.extend(
+            (ts, pid, None, name, "value", value) for ts, _, pid, name, value in sorted(values)
+        )
         for row, message in self.described.gpu_counters:
             if self.ts[row] != NULL:
                 key, ts = self.keys[self.state_of[row]], int(self.ts[row])
