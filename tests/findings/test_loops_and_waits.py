@@ -266,6 +266,66 @@ def test_the_least_of_several_processes_without_cpus_is_named() -> None:
     assert one.size == pytest.approx(1 - 1 / 6.25, abs=0.05)
 
 
+#: Times of operators of threads that lack CPUs.
+def delayed(step: int, n: int) -> float:
+    return 8 if (3 * n + step) % 4 else 1
+
+
+def with_code(ms: Callable[[int], int], pieces: int = 1, *, loader: bool = False) -> Trace:
+    """Return six steps of such operators on three threads, with code that takes so many ms."""
+    events: _Events = []
+    at = 0
+    for number in range(6):
+        calls, begin = [], at
+        for n in range(40):
+            if n % (40 // pieces) == 0 and (ns := ms(number) * MS // pieces):
+                calls.append(host("python_function", "train.py(12): augment", at, ns))
+                if loader:
+                    calls.append(host("user_annotation", LOADER, at - US, ns + US))
+                at += ns + US
+            for tid in (1, 2, 3):
+                calls.append(
+                    host(
+                        "cpu_op",
+                        f"aten::op{n % 5}",
+                        at,
+                        round(delayed(number + tid, n) * MS),
+                        tid=tid,
+                    )
+                )
+            at += 8 * MS + 5 * US
+        events += [step(number, begin, at - begin), *calls]
+    return trace(events)
+
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+@pytest.mark.parametrize(("loader", "rule"), [(False, "host-code"), (True, "data-loading")])
+def test_slow_code_of_threads_without_cpus_is_named(loader: bool, rule: str) -> None:
+    found = {one.id: one for one in ta.diagnose(with_code(lambda _: 400, loader=loader)).findings}
+    assert found.keys() == {rule, "contended-cpus"}
+    assert found[rule].cost_ns == pytest.approx(400 * MS, rel=0.25)  # with gaps between operators
+    assert found[rule].confidence != "high"
+    assert "augment (train.py:12)" in found[rule].title + found[rule].advice
+    assert sum(one.cost_frac or 0 for one in found.values()) <= 1
+
+
+def test_code_between_operators_of_threads_without_cpus_is_an_effect() -> None:
+    (one,) = ta.diagnose(with_code(lambda _: 80, pieces=40)).findings
+    assert one.id == "contended-cpus"
+    assert [effect.id for effect in one.effects] == ["host-code"]
+
+
+def test_warm_up_is_no_cost_of_threads_without_cpus_and_its_code_no_cause() -> None:
+    found = ta.diagnose(with_code(lambda number: 5_000 * (number == 0)))
+    (one,) = [one for one in found.findings if one.id == "contended-cpus"]
+    assert one.cost_ns is not None
+    assert one.cost_ns <= found.budget.filter(part="busy")["each_ns"].sum()
+    (code,) = [effect for effect in one.effects if effect.id == "host-code"]
+    assert "augment" not in code.title
+
+
 def test_what_a_lack_of_cpus_explains_is_an_effect() -> None:
     found = ta.diagnose(on_cpu(lambda step, n: (8 if (3 * n + step) % 4 else 1) * (1 + step)))
     assert [one.id for one in found.findings][:1] == ["contended-cpus"]

@@ -57,6 +57,7 @@ _COMPARE_INPUTS = "The other ranks run this code in less time: compare inputs, l
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
+    result = result.after_warm_up(cause)
     losses = _losses_of(answers, cause)
     if cause in causes.STOPPED:
         for apart, one_cause in launching.APART:
@@ -123,6 +124,8 @@ def _measured(
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
     unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
+    if _slow_code(cause, result, answers, losses):
+        known = "medium"
     by_design = cause == causes.HOST_CODE and launching.by_design(result, answers, steps, total)
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
@@ -216,9 +219,11 @@ def _explained(
     """Return the shares of idle time that other findings explain.
 
     After migrations of managed memory to the host, host code touches what the device used before:
-    it is in page faults. On a slow host, loaders and other calls take longer, too.
+    it is in page faults. On a slow host, loaders and other calls take longer, too. Threads without
+    CPUs do not explain :func:`_slow_code`.
     """
-    shares = answers.of_engine(losses) | answers.without_cpus
+    shares = answers.of_engine(losses)
+    shares |= {} if _slow_code(cause, result, answers, losses) else answers.without_cpus
     if remade := int(answers.remade.filter(cause=cause)["lost_ns"].sum()):
         shares[IDLE_RULES[causes.MODULE_LOADING]] = remade / int(losses["lost_ns"].sum())
     if slow and cause != causes.LAUNCH:
@@ -231,6 +236,21 @@ def _explained(
     gaps = result.of_cause(cause)
     after = int(gaps.filter(pl.col("before").str.contains("UVM DtoH"))["cause_ns"].sum())
     return shares | ({"migrations": after / int(gaps["cause_ns"].sum())} if after else {})
+
+
+#: Intervals of slow code take at least this share of its time in a step, and are most of it.
+_LONG_FRAC = 0.1
+
+
+def _slow_code(cause: str, result: GpuIdle, answers: Answers, losses: pl.DataFrame) -> str:
+    """Return own code with most of a loss in few long intervals, of threads that lack CPUs.
+
+    The code between operators, which such threads make longer, is in many short ones.
+    """
+    least = _LONG_FRAC * answers.time.each_ns(int(losses["lost_ns"].sum()))
+    is_long = losses["lost_ns"] >= least
+    most = 2 * losses["lost_ns"].filter(is_long).sum() >= losses["lost_ns"].sum()
+    return result.activity(cause).frame if answers.without_cpus and most else ""
 
 
 #: Causes whose time may grow with each step, and what to do about it.
@@ -559,6 +579,8 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
         yield TRUNCATED
     yield from _longest(result, cause, time.warm_up["step"])
     yield from _compared(result, cause, time)
+    if answers.without_cpus:
+        yield "Threads of the process seem to lack CPUs, which makes this take longer, too."
     if cause == causes.DATALOADING:
         yield from _loading(result)
         if not result.host.starts_workers:

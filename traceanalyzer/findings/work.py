@@ -75,14 +75,15 @@ def _double_products(result: Steps, _: Answers) -> Iterator[Measured]:
     "time of all steps",
     {"info": 0.1, "warning": 0.3},
 )
-def _contended_cpus(result: Steps, _: Answers) -> Iterator[Measured]:
+def _contended_cpus(result: Steps, answers: Answers) -> Iterator[Measured]:
     rows = pl.DataFrame() if result.contended is None else result.contended
     if rows.is_empty():
         return
     row = rows.sort(pl.col("least_ns") / pl.col("fast_ns"), "rank").row(-1, named=True)
     more, steps = row["ns"] - row["steps"] * row["fast_ns"], row["steps"]
-    # operators of several threads run at the same time
-    share = min(more / row["steps_ns"], 1 - row["fast_ns"] / row["least_ns"])
+    # operators of several threads run at the same time, in a part of the step
+    busy = answers.time.frac(answers.time.busy_ns) if answers.time.in_steps else 1.0
+    share = min(more / row["steps_ns"], (1 - row["fast_ns"] / row["least_ns"]) * busy)
     several = f"{rows.height} processes" if rows.height > 1 else "this process"
     least = rows.select((pl.col("least_ns") / pl.col("fast_ns")).min()).item()
     yield Measured(

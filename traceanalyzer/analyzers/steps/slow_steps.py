@@ -67,9 +67,8 @@ def only_slow(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
         usual first; of nested slices one is kept, see :func:`_without_nested`. Python functions
         count on threads that mark steps: other threads wait for work most of the time.
     """
-    each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
+    each = _counted(steps[["step", "start", "end", "host_start", "host_end"]])
     length = pl.col("end") - pl.col("start")
-    each = each.filter(~device_steps.is_warm_up(each, ()))
     usual_ns = device_steps.usual_ns(length)
     slow = each.with_columns(over=length - usual_ns).filter(length > SLOW * usual_ns)
     each = each.select("step", start="host_start", end="host_end")
@@ -274,8 +273,7 @@ def code(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         not warm-up begins, largest first. Total time of a slice is that on the host, or that of the
         device work that it launches if this is longer.
     """
-    each = steps[["step", "start", "end", "host_start", "host_end"]].unique("start").sort("start")
-    each = each.filter(~device_steps.is_warm_up(each, ()))
+    each = _counted(steps[["step", "start", "end", "host_start", "host_end"]])
     least = int(LONG_FRAC * float((each["end"] - each["start"]).median() or 0))  # type: ignore[arg-type]
     until = pl.col("host_start").shift(-1).fill_null(pl.col("host_end"))
     spans = each.select("step", start="host_start", end=until)
@@ -406,6 +404,12 @@ def host_memory(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     return row.select(pl.col(one).cast(of) for one, of in _HOST_MEMORY.items())
 
 
+def _counted(steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the steps that are no warm-up, in order, each once."""
+    each = steps.unique("start").sort("start")
+    return each.filter(~device_steps.is_warm_up(each, ()))
+
+
 def _lengths(steps: pl.DataFrame) -> dict[str, Any]:
     lengths = steps.unique("start").sort("start").select(pl.col("end") - pl.col("start"))["end"]
     return {"steps": lengths.len(), "steps_ns": lengths.sum(), "last_step_ns": lengths[-1]}
@@ -424,11 +428,13 @@ def doubles(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         One row at most: name (of the first module with one, else of the operator), code (its own
-        code), n and ns (of these products from the first to the last step), others, ``others_ns``.
+        code), n and ns (of these products from the first to the last step after warm-up), others,
+        ``others_ns``.
     """
     none = pl.DataFrame(schema=_DOUBLES)
     if "input_types" not in trace.events.columns or device_work(trace).height:
         return none
+    steps = _counted(steps)
     within = pl.col("ts").is_between(steps["host_start"].min(), steps["host_end"].max())
     products = pl.col("name").is_in(matching(trace.names, [_PRODUCTS]))
     calls = trace.events.filter(pl.col("kind") == "cpu_op", within, products, pl.col("dur") > 0)
@@ -469,13 +475,14 @@ def contended(trace: Trace, steps: pl.DataFrame, calls: pl.DataFrame) -> pl.Data
     If each step has others, threads did not get a CPU whenever they needed one.
 
     Inputs of other sizes (sequences, tokens of experts) change calls that follow each other alike;
-    a lack of CPUs delays some of them.
+    a lack of CPUs delays some of them. Steps of warm-up do not count.
 
     Returns:
         One row at most: ns and ``fast_ns`` of these calls in all steps, and in one step if each
         call was as fast as in its fastest step; ``least_ns`` in the fastest step; steps.
     """
-    none, n = pl.DataFrame(schema=_OF_CALLS), steps["start"].n_unique()
+    none, steps = pl.DataFrame(schema=_OF_CALLS), _counted(steps)
+    n, calls = steps.height, calls.filter(pl.col("step").is_in(steps["step"].implode()))
     if n < _SEVERAL or device_work(trace).height or "cpu_op" not in trace.kinds:
         return none
     place = pl.int_range(pl.len()).over("number", "tid", "name")
