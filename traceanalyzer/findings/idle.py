@@ -57,7 +57,7 @@ _COMPARE_INPUTS = "The other ranks run this code in less time: compare inputs, l
 
 def _judge(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measured]:
     yield from _in_warm_up(cause, result, answers)
-    result = result.after_warm_up(cause)
+    result = launching.after_warm_up(cause, result)
     losses = _losses_of(answers, cause)
     if cause in causes.STOPPED:
         for apart, one_cause in launching.APART:
@@ -90,7 +90,6 @@ def _measured(
     if cause == causes.COMMUNICATOR and result.of_cause(cause).is_empty():
         yield _first_collective(losses, answers)
         return
-    known: Confidence = "high" if result.coverage.host_known else "medium"
     ranks = main_ranks(losses, time.windows["rank"].n_unique())
     rank = ranks[0] if len(ranks) == 1 else None
     result = result.of_rank(rank)
@@ -124,8 +123,7 @@ def _measured(
         waiting, advice = f"{waiting}, longer in each step ({grown})", f"{_CLEAR}{advice}"
     moves = cause == causes.HOST_CODE and result.activity(cause).moves_to_gpu
     unsure = _is_unsure(cause, result, answers, by_chance=bool(steps) and not ranks) or alone
-    if _slow_code(cause, result, answers, losses):
-        known = "medium"
+    is_known = result.coverage.host_known and not _slow_code(cause, result, answers, losses)
     by_design = cause == causes.HOST_CODE and launching.by_design(result, answers, steps, total)
     yield Measured(
         size=min(time.frac(total), _LEVELS["info"]) if by_design else None,
@@ -136,7 +134,7 @@ def _measured(
         total_ns=total,
         most_gain_ns=0 if by_design else _without_restarts(cause, result, time),
         once=once,
-        confidence="low" if unsure else _confidence(cause, result, known),
+        confidence="low" if unsure else _confidence(cause, result, is_known=is_known),
         rank=rank,
         step=steps[0] if len(steps) == 1 else None,
         intervals=None if moves else intervals_of(losses),
@@ -311,7 +309,7 @@ def _in_warm_up(cause: str, result: GpuIdle, answers: Answers) -> Iterator[Measu
         once=True,
         cost_frac=size,
         of=WITH_WARM_UP,
-        confidence=_confidence(cause, result, "high"),
+        confidence=_confidence(cause, result, is_known=True),
         step=steps[0] if steps.len() == 1 else None,
         intervals=intervals_of(losses),
     )
@@ -364,11 +362,11 @@ def _are_matched(answers: Answers) -> bool:
     return compared is not None and compared.arrivals["device"].has_nulls()
 
 
-def _confidence(cause: str, result: GpuIdle, known: Confidence) -> Confidence:
+def _confidence(cause: str, result: GpuIdle, *, is_known: bool) -> Confidence:
     reads = cause == causes.CHECKPOINT_IO and result.reads  # of files, pipes or sockets
     if reads or result.activity(cause).pauses:  # pauses have a probable cause
         return "medium"
-    return _CONFIDENCE.get(cause, known)
+    return _CONFIDENCE.get(cause, "high" if is_known else "medium")
 
 
 def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:

@@ -88,6 +88,17 @@ def at_gaps(losses: pl.DataFrame, gaps: pl.DataFrame) -> pl.Series:
     return within(losses, gaps) | waits
 
 
+def after_warm_up(cause: str, result: GpuIdle) -> GpuIdle:
+    """Return a result without the gaps of a cause in steps of warm-up, if it has others."""
+    of_cause = result.gaps.filter(pl.col("cause").cast(pl.String) == cause)
+    first, key = result.steps.filter("warm_up"), ["path", "rank", "step"]
+    counted = of_cause.join(first, on=key, how="anti", nulls_equal=True)
+    if counted.drop_nulls("step").is_empty() or counted.height == of_cause.height:
+        return result
+    others = result.gaps.filter(pl.col("cause").cast(pl.String) != cause)
+    return replace(result, gaps=pl.concat([counted, others]))
+
+
 def by_place(
     result: GpuIdle, losses: pl.DataFrame, time: DeviceTime, least: float
 ) -> Iterator[tuple[GpuIdle, pl.DataFrame]]:

@@ -274,16 +274,6 @@ class GpuIdle(Result):
         rows = self.gaps if rank is None else self.gaps.filter(rank=rank)
         return replace(self, gaps=rows) if 0 < rows.height < self.gaps.height else self
 
-    def after_warm_up(self, cause: str) -> GpuIdle:
-        """Return the result without the gaps of a cause in steps of warm-up, if there are others."""
-        key = ["path", "rank", "step"]
-        of_cause = self.gaps.filter(pl.col("cause").cast(pl.String) == cause)
-        counted = of_cause.join(self.steps.filter("warm_up"), on=key, how="anti", nulls_equal=True)
-        if counted.drop_nulls("step").is_empty() or counted.height == of_cause.height:
-            return self
-        others = self.gaps.filter(pl.col("cause").cast(pl.String) != cause)
-        return replace(self, gaps=pl.concat([counted, others]))
-
     @property
     def allocates_on_host(self) -> bool:
         """Whether most of memory management is of host memory."""
