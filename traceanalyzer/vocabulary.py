@@ -71,6 +71,9 @@ HOST_KINDS: tuple[str, ...] = (
     *("nvtx", "osrt", "mpi", "other"),
 )
 
+#: Spans of programs of which no more is known, on a thread or asynchronous.
+SPAN_KINDS: tuple[str, ...] = ("other", "async")
+
 #: Calls that block until the device is done, including synchronous copies.
 SYNCHRONISING_CALLS: tuple[str, ...] = (
     r"^(?:cuda|hip|cu)(?:Device|Stream|Event|Ctx|Thread)Synchronize",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -706,3 +707,51 @@ def test_python_functions_are_apart_and_without_addresses() -> None:
     shares = pl.concat(list(of.values())[:2], how="diagonal")["self_host_frac"]
     assert shares.sum() == pytest.approx(1)
     assert f"{100 * 90 / 1150:.1f} %" in result.verdict
+
+
+# --- spans of programs without operators -------------------------------------------------------
+
+
+def spans_of(*rows: tuple[str, str, int, int, int]) -> Trace:
+    return trace([host(kind, name, ts, dur, tid=tid) for kind, name, ts, dur, tid in rows])
+
+
+def test_spans_by_name_and_thread() -> None:
+    result = operators(
+        spans_of(
+            ("other", "request", 0, 100, 1),
+            ("other", "parse", 10, 30, 1),
+            ("other", "request", 200, 50, 2),
+            ("async", "fetch", 0, 300, 1),
+            ("async", "fetch", 50, 400, 1),
+        )
+    )
+    assert result.spans.rows() == [
+        ("thread 1", "request", 1, 70, 100, 100),
+        ("thread 2", "request", 1, 50, 50, 50),
+        ("thread 1", "parse", 1, 30, 30, 30),
+        (None, "fetch", 2, None, 700, 400),
+    ]
+    (rows,) = result.view().tables
+    assert rows.frame.height == 4
+    assert not re.search("host|operator|kernel|CUDA|torch", str(result))
+    check_wording(result.verdict)
+
+
+def test_asynchronous_spans_alone_are_no_missing_operators() -> None:
+    result = operators(spans_of(("async", "request", 0, 300, 1), ("async", "request", 9, 400, 1)))
+    assert result.spans.rows() == [(None, "request", 2, None, 700, 400)]
+    assert result.host_ns == 0
+
+
+def test_spans_beside_operators_or_gpu_calls_are_none() -> None:
+    other = host("other", "x", 0, 10)
+    assert operators(trace([other, op("aten::mm", 0, 10)])).spans.is_empty()
+    assert operators(trace([other, launch(20, 5, 1), device(GEMM, 30, 9)])).spans.is_empty()
+
+
+def test_diagnose_says_that_spans_are_spans() -> None:
+    found = ta.diagnose(spans_of(("other", "request", 0, 100, 1), ("async", "fetch", 0, 300, 1)))
+    assert set(found.rules.filter(status="skipped")["why"]) == {"the recording has spans only"}
+    other = ta.diagnose(trace([step(0, 0, 100), host("other", "x", 0, 50)]))
+    assert "the recording has spans only" not in set(other.rules["why"])

@@ -243,12 +243,19 @@ def _little_work(answers: Answers) -> str:
     )
 
 
-#: Results of traces of host slices that no rule is about, such as those of viztracer.
-_OF_CALLS = {"info", "flamegraph", "operators", "annotations"}
-_ONLY_CALLS = (
-    "The recording has neither GPU work, operators nor steps, but calls on the host: traceanalyzer "
-    "flamegraph shows where their time goes, traceanalyzer operators their sums."
+_ONLY_SPANS = (
+    "The recording has neither GPU work, operators nor steps, but spans: traceanalyzer operators "
+    "sums them by name and thread, traceanalyzer flamegraph shows how they nest."
 )
+
+
+def _only_spans(examined: Examination) -> bool:
+    """Whether recordings have spans that no rule is about, such as those of browsers."""
+    info = result_of(examined.results, Info)
+    if info is None or {*examined.results} != {"info"} or info.contents.is_empty():
+        return False
+    spans, events = info.contents["spans"].sum(), info.contents["events"].sum()
+    return bool(spans == events > 0 and info.contents["span_ns"].drop_nulls().sum())
 
 
 def _lost_work(answers: Answers) -> str:
@@ -277,6 +284,8 @@ def _why_skipped(rule: Rule, examined: Examination, little: str = "") -> str | N
     """Return the reason why a rule is skipped; None if it can be applied."""
     if little and rule.analysis not in _WITHOUT_GPU and rule.analysis in examined.results:
         return "almost no GPU work"
+    if rule.analysis not in examined.results and _only_spans(examined):
+        return "the recording has spans only"
     if rule.analysis not in examined.results:
         return examined.missing.get(rule.analysis, "nothing was recorded")
     if rule.compares_ranks and examined.jobs:
@@ -294,9 +303,7 @@ def _warning(examined: Examination, answers: Answers) -> str:
         first, *more = examined.truncated
         files = f"{first} and {format_count(len(more), 'other file')} are"
         texts.append(f"{files if more else f'{first} is'} truncated: events are missing.")
-    info = answers.of(Info)
-    if {*examined.results} <= _OF_CALLS and info is not None:
-        texts += [_ONLY_CALLS] if info.contents["span_ns"].drop_nulls().sum() else []
+    texts += [_ONLY_SPANS] * _only_spans(examined)
     if lost := _lost_work(answers):
         texts.append(f"Idle time of GPUs is unknown: {lost}.")
     if examined.jobs:

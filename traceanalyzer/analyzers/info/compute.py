@@ -27,7 +27,7 @@ _FILES = (
 )  # fmt: skip
 _CONTENTS = (
     "path", "rank", "span_ns", "steps", "events", "communication", "communication_ns", "dropped",
-    "device_work", "launch_calls",
+    "device_work", "launch_calls", "spans",
 )  # fmt: skip
 _KINDS = ("kind", "events", "sum_ns")
 _ISSUES = ("path", "severity", "code", "count", "first")
@@ -163,6 +163,7 @@ def _content(meta: Meta, trace: Trace) -> dict[str, Any]:
         "dropped": lost["count"].sum(),
         "device_work": columns.filter(of_kinds(vocabulary.DEVICE_WORK)).height,
         "launch_calls": columns.filter(of_kinds(vocabulary.LAUNCH_KINDS)).height,
+        "spans": columns.filter(of_kinds(vocabulary.SPAN_KINDS)).height,
     }
 
 

@@ -153,7 +153,7 @@ _UNREAD = {
 }
 #: Columns that need all events.
 _COUNTED = ("steps", "events", "communication", "communication_ns", "dropped", "device_work",
-            "launch_calls")  # fmt: skip
+            "launch_calls", "spans")  # fmt: skip
 
 
 def described(

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common.names import one_name_for_steps, without_add
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, nesting, numbering, slice_tree
 from traceanalyzer.trace import Trace, of_kinds, record_hint
-from traceanalyzer.vocabulary import ANNOTATION_KINDS, HOST_KINDS
+from traceanalyzer.vocabulary import ANNOTATION_KINDS, DEVICE_WORK, HOST_KINDS, SPAN_KINDS
 
 #: Slices that name a part of the program; device work is counted for them.
 MARKED = ("cpu_op", *ANNOTATION_KINDS)
@@ -24,8 +24,11 @@ OTHER = "other"
 #: Runtime calls of operators: separate rows, as in PyTorch, but without device work.
 CALLS = tuple(kind for kind in HOST_KINDS if kind not in (*MARKED, FRAMES, OTHER, "osrt"))
 
+#: Slices between a begin and an end that may be on several threads.
+ASYNC = "async"
+
 #: All of these.
-HOST = (*MARKED, FRAMES, OTHER, *CALLS)
+HOST = (*MARKED, FRAMES, OTHER, *CALLS, ASYNC)
 
 #: Instants of allocations and frees.
 ALLOCATIONS = "cpu_instant_event"
@@ -116,7 +119,7 @@ def all_calls(trace: Trace) -> pl.DataFrame:
     unnamed = [name for name in names if name in _UNNAMED]
     is_named = pl.col("name").is_not_null() & ~pl.col("name").is_in(unnamed)
     event = trace.events.select(on_host & of_kind & is_named).to_series().arg_true()
-    if event.is_empty():
+    if event.is_empty() and ASYNC not in trace.kinds:
         hint = record_hint(trace.meta, "cpu_op")
         raise MissingData(f"{trace.meta.path}: no operators were recorded; {hint}")
     thread = numbering.numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
@@ -129,6 +132,49 @@ def all_calls(trace: Trace) -> pl.DataFrame:
         pl.Series("thread", thread),
         start="ts", end=pl.col("ts") + pl.col("dur"),
     )  # fmt: skip
+
+
+#: Columns of :func:`spans`.
+SPANS = {"thread": pl.String, "name": pl.String} | dict.fromkeys(
+    ("n", "self_ns", "total_ns", "max_ns"), pl.Int64
+)
+
+
+def spans(trace: Trace) -> pl.DataFrame:
+    """Return the slices of a program of which neither operators nor GPU calls were recorded.
+
+    Returns:
+        One row per thread and name: thread (its name, or its number; null for asynchronous spans,
+        which may begin and end on several), name, n, ``self_ns`` (null for asynchronous ones),
+        ``total_ns``, ``max_ns``.
+    """
+    known = {*MARKED, FRAMES, *CALLS, *DEVICE_WORK}
+    if not trace.kinds & {*SPAN_KINDS} or trace.kinds & known:
+        return pl.DataFrame(schema=SPANS)
+    key, thread = ["pid", "tid"], pl.format("thread {}", "tid")
+    rows = trace.events.filter(of_kinds(SPAN_KINDS), pl.col("dur") >= 0)
+    rows = rows.select("kind", *key, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
+    parts = rows.partition_by("kind", as_dict=True, include_key=False)
+    empty = rows.drop("kind").clear()
+    tree = slice_tree.build_tree(parts.get((OTHER,), empty), key)
+    labels = trace.lanes.filter(pl.col("tid").is_not_null()).unique(key)[[*key, "label"]]
+    on_threads = tree.join(labels, on=key, how="left", nulls_equal=True).with_columns(
+        pl.col("label").fill_null(thread), self_ns="self_time"
+    )
+    others = parts.get((ASYNC,), empty).with_columns(label=None, self_ns=None)
+    length = pl.col("end") - pl.col("start")
+    sums = [
+        part.group_by(thread=pl.col("label").cast(pl.String), name=pl.col("name").cast(pl.String))
+        .agg(
+            n=pl.len().cast(pl.Int64),
+            self_ns=pl.col("self_ns").cast(pl.Int64).sum(),
+            total_ns=length.sum(),
+            max_ns=length.max(),
+        )
+        .with_columns(self_ns=pl.when(pl.col("thread").is_not_null()).then("self_ns"))
+        for part in (on_threads, others)
+    ]
+    return pl.concat(sums)
 
 
 # --- device work and memory ----------------------------------------------------------------

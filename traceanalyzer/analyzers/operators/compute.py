@@ -70,6 +70,7 @@ class Part:
         outside_bytes: bytes allocated minus bytes freed outside of any call.
         unclosed: number of operators without an end, which are not counted.
         hints: how the profiler that wrote the file records missing data, by kind.
+        spans: rows of :func:`.call_tree.spans`.
     """
 
     rank: int | None
@@ -84,6 +85,7 @@ class Part:
     outside_bytes: int
     unclosed: int
     hints: Mapping[str, str]
+    spans: pl.DataFrame
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Excerpt:
         instants: rows of :func:`.call_tree.instants_of`.
         unclosed: number of operators without an end, which are not counted.
         hints: how the profiler that wrote the file records missing data, by kind.
+        spans: rows of :func:`.call_tree.spans`.
     """
 
     rank: int | None
@@ -111,6 +114,7 @@ class Excerpt:
     instants: pl.DataFrame
     unclosed: int
     hints: Mapping[str, str]
+    spans: pl.DataFrame
 
 
 def take(trace: Trace, options: Options) -> Excerpt:
@@ -141,6 +145,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         instants=call_tree.instants_of(trace, calls),
         unclosed=call_tree.unclosed(trace),
         hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
+        spans=call_tree.spans(trace),
     )
 
 
@@ -198,6 +203,7 @@ def measure(excerpt: Excerpt, options: Options) -> Part:
         outside_bytes=memory.outside,
         unclosed=excerpt.unclosed,
         hints=excerpt.hints,
+        spans=excerpt.spans,
     )
 
 
@@ -216,7 +222,9 @@ def combine(parts: Sequence[Part], options: Options) -> result.Operators:
     sort_by = options.sort_by or ("self_host" if device_ns is None else "self_device")
     host_ns = int(rows["self_host_ns"].sum())
     rows = with_shares(rows, host_ns, device_ns)
-    _require(rows, sort_by, parts[0])
+    spans = _spans(parts, _ORDER.get(sort_by, "self_ns"))
+    if rows.height or spans.is_empty():
+        _require(rows, sort_by, parts[0])
     ordered = rows.sort(
         sort_column(sort_by),
         "self_host_ns",  # many calls launch nothing, or allocate nothing
@@ -241,7 +249,23 @@ def combine(parts: Sequence[Part], options: Options) -> result.Operators:
         running=running.sort("self_host_ns", "name", "kind", descending=[True, False, False]),
         ranks=per_rank(parts, [_numbers(part) for part in parts]),
         code_hint=parts[0].hints["other code"],
+        spans=spans,
     )
+
+
+#: Columns to sort spans by, if not by self time.
+_ORDER: Mapping[SortBy, str] = {"total_host": "total_ns", "calls": "n"}
+
+
+def _spans(parts: Sequence[Part], order: str) -> pl.DataFrame:
+    """Return the spans of all ranks in descending order of a column, if none has operators."""
+    if any(part.rows.height and part.spans.is_empty() for part in parts):
+        return pl.DataFrame(schema=call_tree.SPANS)
+    of = pl.col("self_ns", "n", "total_ns").sum(), pl.col("max_ns").max()
+    rows = pl.concat([part.spans for part in parts]).group_by("thread", "name").agg(*of)
+    rows = rows.with_columns(self_ns=pl.when(pl.col("thread").is_not_null()).then("self_ns"))
+    by, flags = (order, "total_ns", "name", "thread"), [True, True, False, False]
+    return rows.sort(by, descending=flags, nulls_last=True).select(*call_tree.SPANS)
 
 
 OPERATORS = Analyzer("operators", Options, needs, measure, combine, take=take, slow=True)

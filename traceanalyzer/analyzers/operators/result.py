@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -12,7 +12,7 @@ from traceanalyzer.analyzers.gpu_idle.causes import OPERATOR
 from traceanalyzer.analyzers.operators import SortBy, call_tree
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
-from traceanalyzer.units import format_bytes, format_frac, format_ns
+from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns
 
 _NAMED = 3
 
@@ -35,6 +35,9 @@ _MEMORY = display.headings(
     "self_host_memory_bytes: self host, total_host_memory_bytes: total host"
 )
 
+_SPANS = display.headings(
+    "name: span, thread: thread, n: spans, self_ns: self, total_ns: total, max_ns: longest"
+)
 _RANKS = {"calls": "calls", "threads": "threads", "host_ns": "host", "device_ns": "device"}
 
 
@@ -64,6 +67,9 @@ class Operators(Result):
         ranks: one row per file and rank: ``rank``, ``path``, ``calls``, ``threads``, ``host_ns``,
             ``device_ns``.
         code_hint: how to record the code outside of any call.
+        spans: if neither operators nor GPU calls were recorded, one row per thread and name: thread
+            (null for asynchronous spans), name, n, ``self_ns`` (null for asynchronous ones),
+            ``total_ns``, ``max_ns``.
     """
 
     question = "Which operators take the time?"
@@ -87,10 +93,14 @@ class Operators(Result):
     running: pl.DataFrame
     ranks: pl.DataFrame
     code_hint: str = ""
+    spans: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=call_tree.SPANS))
 
     def view(self) -> View:
         """Build the view: operators, memory if recorded, ranks if there are several; bars."""
-        return self.view_from(_verdict, _notes, tables, charts)
+        if self.spans.is_empty():
+            return self.view_from(_verdict, _notes, tables, charts)
+        title = "Which spans take the time?"
+        return self.view_from(_of_spans, _notes, tables, charts, title=title)
 
 
 # --- verdict and notes ---------------------------------------------------------------------
@@ -110,6 +120,30 @@ def _verdict(result: Operators) -> str:
     if frames := most_time(result.running.filter(is_python).head(1), "self_host_ns", whole):
         parts.append(f"Python function with the highest self time: {frames}.")
     return " ".join([*parts, *_meaning(result)])
+
+
+def _of_spans(result: Operators) -> str:
+    """Describe which spans take the time of threads, and the asynchronous ones."""
+    on_threads = result.spans.drop_nulls("thread")
+    others = result.spans.filter(pl.col("thread").is_null())
+    parts = []
+    if on_threads.height:
+        whole, sums = result.host_ns, on_threads.group_by("name").agg(pl.col("self_ns").sum())
+        longest = most_time(sums.sort(-pl.col("self_ns"), "name"), "self_ns", whole)
+        count = format_count(int(result.ranks["threads"].sum()), "thread")
+        parts.append(
+            f"{count} spent {format_ns(whole)} in spans"
+            f"{f'; highest self time: {longest}' if longest else ''}."
+        )
+    if others.height:
+        names = others.sort(-pl.col("total_ns"), "name").head(_NAMED)
+        each = [
+            f"{row['name']} ({row['n']:,}, up to {format_ns(row['max_ns'])})"
+            for row in names.iter_rows(named=True)
+        ]
+        count = format_count(int(others["n"].sum()), "asynchronous span")
+        parts.append(f"{count}: {', '.join(each)}.")
+    return " ".join(parts)
 
 
 def _launched(result: Operators, device_ns: int) -> str:
@@ -159,6 +193,9 @@ def _idleness_known(result: Operators) -> bool:
 
 def _notes(result: Operators) -> Iterator[str]:
     """Describe what was not counted, and how shares are defined."""
+    if result.spans.height:
+        yield "Self time excludes nested spans; asynchronous spans have no thread."
+        return
     counted = (
         "Self time excludes nested calls; total time includes them (recursive calls twice, but "
         "once in shares). Host shares are of the self time of all threads."
@@ -204,6 +241,8 @@ def _notes(result: Operators) -> Iterator[str]:
 
 def tables(result: Operators) -> tuple[Table, ...]:
     """Build the tables of operators, memory and ranks; memory first if rows are sorted by it."""
+    if result.spans.height:
+        return (Table("spans", "Spans", result.spans, _SPANS), *_ranks(result))
     rows = result.operators
     keys = {name: label for name, label in _KEYS.items() if name in rows.columns}
     both = result.device_ns is not None
@@ -226,10 +265,13 @@ def tables(result: Operators) -> tuple[Table, ...]:
         largest = rows.sort(*memory, "name", descending=[True] * len(memory) + [False])
         used = pl.any_horizontal(pl.col(name) != 0 for name in memory)
         result_tables.append(_memory(largest.filter(used), keys, memory))
+    return (*result_tables, *_ranks(result))
+
+
+def _ranks(result: Operators) -> Iterator[Table]:
     if result.ranks.height > 1:
         columns = {**display.rank_column(result.ranks), **_RANKS}
-        result_tables.append(display.table_of_known("ranks", "Ranks", result.ranks, columns))
-    return tuple(result_tables)
+        yield display.table_of_known("ranks", "Ranks", result.ranks, columns)
 
 
 def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) -> Table:
@@ -239,15 +281,17 @@ def _memory(rows: pl.DataFrame, keys: dict[str, str], memory: dict[str, str]) ->
 
 def charts(result: Operators) -> tuple[Chart, ...]:
     """Build bars of the operators with most time; host time is of threads that run operators."""
+    if result.spans.height:
+        return (_chart(result.spans, "self_ns", "self time", "Spans"),)
     host = _chart(result.running, "self_host_ns", "self host time")
     if result.device_ns is None:
         return (host,)
     return (_chart(result.operators, "self_device_ns", "self device time"), host)
 
 
-def _chart(rows: pl.DataFrame, column: str, label: str) -> Chart:
+def _chart(rows: pl.DataFrame, column: str, label: str, what: str = "Operators") -> Chart:
     names = rows.group_by("name").agg(pl.col(column).sum())
     heaviest = names.filter(pl.col(column) > 0).sort(column, "name", descending=[True, False])
-    title = f"Operators by {label}"
+    title = f"{what} by {label}"
     name = column.removesuffix("_ns")
     return display.bars(name, title, heaviest, length=column, label="name", x_label=label)
