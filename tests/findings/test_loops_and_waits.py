@@ -12,6 +12,7 @@ from diagnosing import judged
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.waits import DEVICE, RANKS, wait_of
 from traceanalyzer.analyzers.memory.growth import _is_regular
 from traceanalyzer.trace import Trace
@@ -171,6 +172,40 @@ def test_work_that_all_layers_could_share(one: Trace, kernels: int) -> None:
     assert [found.total_ns for found in found] == [3 * kernels * 100 * US] * (kernels > 0)
     for shared in found:
         check_wording(shared.title, shared.advice)
+
+
+def waiting_in(frame: str, calls: int) -> Trace:
+    """Return three steps of 10 ms in which a function of a library waits for products so often."""
+    events: _Events = []
+    for number in range(3):
+        begin, each = number * 10 * MS, 10 * MS // calls
+        events.append(step(number, begin, 10 * MS))
+        events.append(host("python_function", "train.py(9): run", begin, 10 * MS - US))
+        for at in range(begin, begin + calls * each, each):
+            events += launch("gemm", at, each // 2)
+            until = each // 2 + 2 * US
+            events += [
+                host("python_function", frame, at + 2 * US, until),
+                host("cpu_op", "aten::nonzero", at + 3 * US, until - 2 * US),
+                host("cuda_runtime", "cudaStreamSynchronize", at + 4 * US, until - 4 * US),
+                host("cpu_op", "aten::cumsum", at + until + 3 * US, each // 2 - 9 * US),
+            ]
+    return trace(events)
+
+
+UNPAD = "transformers/modeling_flash_attention_utils.py(75): _get_unpad_data"
+
+
+@pytest.mark.parametrize(
+    ("frame", "calls", "shared"),
+    [(UNPAD, 24, True), (UNPAD, 2, False), ("torch/nn/utils/rnn.py(9): sort_lengths", 24, False)],
+)
+def test_waits_of_a_function_that_layers_could_share(frame: str, calls: int, shared: bool) -> None:
+    (one,) = judged("synchronisation", waiting_in(frame, calls))
+    function = frame_text(frame)
+    assert f"in {function}, run (train.py:9)" in one.title
+    assert one.advice.startswith(f"{function} waits for the GPU {calls} times per step") == shared
+    check_wording(one.title, one.advice)
 
 
 @pytest.mark.parametrize(

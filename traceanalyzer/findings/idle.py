@@ -336,7 +336,8 @@ def _waiting(cause: str, result: GpuIdle, answers: Answers) -> str:
     if cause in _PLACED and not (one.pauses or launching.read_collectives(answers)[0]):
         place = frame_text(result.waited["frame"] or result.waited["range"])
         if cause == causes.SYNCHRONISATION and place:
-            return f"{result.waiting(cause)} in {place}"
+            called = frame_text(launching.called_at(result, answers))
+            return f"{result.waiting(cause)} in {', '.join(filter(None, [called, place]))}"
         pieces = launching.in_pieces(result, answers)[0] if cause == causes.LAUNCH else ""
         return f"{result.waiting(cause)}{pieces or called_in(answers.place(cause))}"
     if cause == causes.MEMORY_MANAGEMENT:
@@ -388,6 +389,8 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return activities.advice_on_files(copying, pytorch=result.program.pytorch)
     if cause == causes.SYNCHRONISATION and "_object" in (answers.place(cause).get("called") or ""):
         return _OF_OBJECTS
+    if cause == causes.SYNCHRONISATION and (again := launching.waits_again(result, answers)):
+        return again
     if cause == causes.LAUNCH and (launches := answers.of(Launches)) is not None:
         return launching.launch_advice(result, launches, answers)
     on_gpu = cause == causes.HOST_CODE and result.coverage.on_host and answers.program.gpus

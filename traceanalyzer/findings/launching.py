@@ -26,6 +26,7 @@ from traceanalyzer.analyzers.cuda_api.result import (
 from traceanalyzer.analyzers.gpu_idle import activities, causes
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
+from traceanalyzer.analyzers.kernels.training import LEAST_CALLS, OF_A_BATCH
 from traceanalyzer.analyzers.launches.calls import SHORT_KERNEL_NS
 from traceanalyzer.analyzers.launches.result import Launches
 from traceanalyzer.analyzers.steps.result import Steps
@@ -270,8 +271,32 @@ def read_collectives(answers: Answers) -> tuple[str, str]:
     return f" of {calls}", _TEXTS["reduce_together"]
 
 
+#: Functions that count the tokens of sequences for attention without padding.
+_LENGTHS = r": \w*(?:unpad|seq_?len|packed_seq)"
 #: Collectives of so few bytes are of single numbers; so many in a step can be joined.
 _SCALARS_BYTES, _SEVERAL = 64, 3
+
+
+def called_at(result: GpuIdle, answers: Answers) -> str:
+    """Return the frame or range that own code calls at nearly all waits for the device; or nothing.
+
+    Nothing, too, if most idle time follows waits in another function of own code.
+    """
+    place = answers.place(causes.SYNCHRONISATION)
+    return (place.get("called") or "") * (place.get("code") == result.waited["frame"])
+
+
+def waits_again(result: GpuIdle, answers: Answers) -> str:
+    """Return advice on waits in a function that each layer calls for what all layers share."""
+    launches, frame = answers.of(Launches), result.waited["frame"]
+    code = called_at(result, answers) or frame
+    if launches is None or not re.search(f"{OF_A_BATCH}|{_LENGTHS}", code):
+        return ""
+    waits = launches.synchronising.by_place.filter(python=frame)["n"].sum()
+    each = waits / max(answers.time.windows.height, 1)
+    more = _TEXTS["no_padding"] * bool(re.search(_LENGTHS, code))
+    text = _TEXTS["waits_again"].format(frame_text(code), each)
+    return f"{text} {more}".rstrip() if each >= LEAST_CALLS else ""
 
 
 def synchronising(answers: Answers) -> Iterator[str]:

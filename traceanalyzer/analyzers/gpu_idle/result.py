@@ -301,11 +301,7 @@ class GpuIdle(Result):
             by_design = (one.wait in (DATA, SLEEPS) or not one.text) and not program.trains
             return text + causes.PERHAPS_REQUESTS * by_design
         if cause == causes.SYNCHRONISATION:
-            waited = self.waited
-            one = replace(one, frame=waited["frame"], range=waited["range"])
-            text = activities.advice_on_synchronisation(
-                one, waited["call"], waited["operator"], pytorch=program.pytorch
-            )
+            text = self._of_waits(one)
         if cause == causes.MEMORY_MANAGEMENT:
             text = self.freeing[1]
         if cause == causes.GRAPH_BUILDING and program.pytorch:
@@ -326,6 +322,17 @@ class GpuIdle(Result):
             text = activities.advice_on_launches(one, one.range or one.place, self.launched)
         code = coverage.hints["device work"]
         return program.named(text or causes.advice(cause, program, code=code))
+
+    def _of_waits(self, one: activities.Activity) -> str:
+        """Return advice on calls that wait for the device; empty if none is known."""
+        waited, pytorch = self.waited, self.program.pytorch
+        one = replace(one, frame=waited["frame"], range=waited["range"])
+        text = activities.advice_on_synchronisation(
+            one, waited["call"], waited["operator"], pytorch=pytorch
+        )
+        known = self.coverage.stacks_known or one.where or not (pytorch and text)
+        code = "" if known else self.coverage.hints["other code"]
+        return f"{text} {code[:1].upper()}{code[1:]} shows where." if code else text
 
     @cached_property
     def launched(self) -> str:

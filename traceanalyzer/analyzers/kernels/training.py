@@ -52,8 +52,8 @@ _AVOIDED = {
     CLIPS: r"(?:clip_grad|utils)\w*\.py\(\d+\): clip_grad_norm\w*$",
 }
 #: What all layers of a pass can share, by the function that makes it; kernels of tables of angles.
-AGAIN, _LEAST_CALLS, _ANGLES = "makes again: ", 4, "cos_kernel|sin_kernel"
-_OF_A_BATCH = (
+AGAIN, LEAST_CALLS, _ANGLES = "makes again: ", 4, "cos_kernel|sin_kernel"
+OF_A_BATCH = (
     r": _*(?:create|make|build|get|gen\w*|(?:pre)?comput\w+|prepare|expand|construct|invert)_"
     r"(?!\w*(?:drop|fill|random|loss|logit|expert|moe))(?:\w+_)?(?:masks?|cu_?seq_?lens?|unpad_data"
     r"|position_ids|alibi|cos_sin|sin_cos|freqs_cis|rotary_emb\w*)(?:_\w+)?$"
@@ -349,7 +349,7 @@ def _again(
 
     Kernels of layers run between the calls; otherwise they may be one for each image of a batch.
     """
-    ranges = _outermost(_ranges(trace, trace.names, _OF_A_BATCH, _PYTHON))
+    ranges = _outermost(_ranges(trace, trace.names, OF_A_BATCH, _PYTHON))
     if ranges.is_empty():
         return _NONE
     passes = _outermost(_ranges(trace, trace.names, _WHOLE_MODEL, _PYTHON))
@@ -374,7 +374,7 @@ def _again(
     each = by_call.agg(pl.col(*alike[:-1], "before").first(), kernels=kernel.str.join())
     each = each.with_columns(n=pl.len().over(alike), nth=pl.int_range(pl.len()).over(alike))
     is_table = ~pl.col("place").str.contains("Rotary") | pl.col("kernels").str.contains(_ANGLES)
-    apart = pl.col("before").n_unique().over(alike) >= _LEAST_CALLS
+    apart = pl.col("before").n_unique().over(alike) >= LEAST_CALLS
     again = each.filter(is_table & apart, pl.col("nth") > 0)
     rows = rows.drop("call").join(again.select("interval", call="n"), on="interval")
     return rows.filter(work_kind=COMPUTE).with_columns(purpose=pl.lit(AVOIDABLE), of_tensor=None)
