@@ -34,6 +34,10 @@ def by_source(_step: int, source: int, target: int) -> int:
     return 10 * (source + 1) + target
 
 
+#: Lists of tensors have no recorded splits, only sums.
+_UNKNOWN: dict[str, Any] = {"splits_in": None, "splits_out": None}
+
+
 def run(routed: Routed, ranks: Sequence[int] = range(WORLD), **more: Any) -> list[Trace]:
     """Return ranks that send tokens to experts, work 10 us for each, and send them back."""
     traces = []
@@ -117,7 +121,8 @@ def test_a_rank_that_changes_is_not_persistent() -> None:
     "traces",
     [
         pytest.param(run(hot, range(3)), id="a rank is missing"),
-        pytest.param(run(hot, splits_in=None, splits_out=None), id="no sizes"),
+        pytest.param(run(hot, **_UNKNOWN, elements_in=None, elements_out=None), id="no sizes"),
+        pytest.param(run(lambda *_: 100, **_UNKNOWN), id="equal sizes"),
     ],
 )
 def test_unknown_loads(traces: list[Trace]) -> None:
@@ -145,8 +150,11 @@ def test_layers_differ_in_their_popular_experts() -> None:
     assert alone.same_frac == 0
 
 
-def test_cut_lists_have_loads_but_no_pairs() -> None:
-    experts = ta.comm_outliers(run(hot, splits_in="[100, 100, ...]")).experts
+@pytest.mark.parametrize("splits", [{"splits_in": "[100, 100, ...]"}, _UNKNOWN])
+def test_cut_and_missing_lists_have_loads_but_no_pairs(splits: dict[str, Any]) -> None:
+    result, known = ta.comm_outliers(run(hot, **splits)), ta.comm_outliers(run(hot))
+    experts = result.experts
+    assert result.groups["transfer_busbw_gbps"].equals(known.groups["transfer_busbw_gbps"])
     assert experts.imbalance == pytest.approx(2)
     assert experts.pairs.is_empty()
     assert experts.loads["tokens"].null_count() == WORLD

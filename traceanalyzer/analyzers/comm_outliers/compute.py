@@ -265,7 +265,10 @@ COMM_OUTLIERS = Analyzer(
 def _shaped(trace: Trace, instances: pl.DataFrame, shift: int) -> pl.DataFrame:
     """Return the columns of :data:`INSTANCES`; a collective without a name has its kernel's."""
     kernel = names.mapped(instances["name"], kernel_names.function)
+    # all_to_all of lists of tensors records no splits
+    unequal = pl.col("elements_in") != pl.col("elements_out")
     has_splits = pl.coalesce("splits_in", "splits_out").is_not_null()
+    has_splits |= (pl.col("collective") == "all_to_all") & unequal
     return instances.with_columns(
         pl.col("start", "end") + shift,
         pl.when(has_splits).then(pl.col("elements_in", "elements_out", "splits_in")),
