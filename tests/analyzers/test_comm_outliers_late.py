@@ -10,6 +10,7 @@ from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.comm_outliers.arrivals import _repeated_stragglers, delayed
+from traceanalyzer.trace import Trace
 
 
 def collectives(*delays: int) -> pl.DataFrame:
@@ -146,3 +147,45 @@ def test_straggler_between_steps() -> None:
     assert result.ranks["rank"][0] == 1
     assert result.ranks["imposed_ns"][0] == pytest.approx(36 * MS, abs=6 * US)
     assert result.is_steady(1)
+
+
+def restarting(rank: int, *, number_again: bool, pause: int = 15_000 * MS, at: int = 5) -> Trace:
+    """Return steps of an all_reduce; rank 2 is recorded from a step on that it begins late."""
+    events: list[dict[str, Any]] = []
+    for n in range(10):
+        begin = n * 10 * MS + pause * (n > at)
+        late = begin + pause * (n == at)
+        arrives, ends = (late if rank == 2 else begin) + 2 * MS + rank * US, late + 3 * MS
+        again = rank == 2 and number_again
+        about = {
+            "group": "0", "group_ranks": "[0, 1, 2]", "group_size": 3, "seq": n - at * again,
+            "elements_in": 1 << 20, "dtype": "float", "stream": 20,
+        }  # fmt: skip
+        known = {"correlation": 2 * n}, {"correlation": 2 * n + 1}
+        if rank == 2 and n < at:
+            continue
+        events += [
+            step(n, arrives - 2 * MS, ends - arrives + 2 * MS),
+            host("cuda_runtime", "cudaLaunchKernel", arrives - 2 * MS, 3 * US, **known[0]),
+            device(GEMM, arrives - 2 * MS + 5 * US, MS, **known[0]),
+            host("cuda_runtime", "cudaLaunchKernel", arrives - 2 * MS + 5 * US, 3 * US, **known[1]),
+            device(ALL_REDUCE, arrives, ends - arrives, **known[1], **about),
+        ]
+    start = min(event["ts"] for event in events)
+    return trace(events, rank, world_size=3, host="n0", start_ns=start)
+
+
+@pytest.mark.parametrize("number_again", [False, True])
+def test_a_rank_that_restarts_is_no_straggler(number_again: bool) -> None:
+    traces = [restarting(rank, number_again=number_again) for rank in range(3)]
+    result = ta.comm_outliers(traces)
+    assert result.totals.total_wait_ns < MS
+    assert not result.clocks["applied"].any()
+    assert any("restarted" in note for note in result.notes) == number_again
+    found = {one.id for one in ta.diagnose(traces).findings}
+    assert not found & {"straggler", "slow-collectives", "collective-outliers", "missing-ranks"}
+
+
+def test_a_rank_that_pauses_without_a_restart_is_a_straggler() -> None:
+    traces = [restarting(rank, number_again=False, pause=300 * MS) for rank in range(3)]
+    assert "straggler" in {one.id for one in ta.diagnose(traces).findings}

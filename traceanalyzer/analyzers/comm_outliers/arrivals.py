@@ -214,7 +214,8 @@ def recorded_by_all(
 ) -> tuple[pl.DataFrame, int]:
     """Drop collectives that a rank entered long before another one of them was recorded.
 
-    Their duration is the time until the other profiler started, not a delay of that rank.
+    Their duration is the time until the other profiler started (or the other process, again), not
+    a delay of that rank. The other one may be missing: its sequence numbers begin again.
 
     Returns:
         The other rows, and the number of dropped collectives.
@@ -222,10 +223,15 @@ def recorded_by_all(
     if begins["from_ns"].null_count() == begins.height:
         return matched, 0
     keys = ["path", "rank"]
-    rows = matched[*keys, "start", "instance"]
+    rows = matched[*keys, "start", "end", "group_size", "instance"]
     rows = rows.join(begins, on=keys, how="left", nulls_equal=True, maintain_order="left")
-    first = (pl.col("start") - offset_of(pl.col("rank"), offsets)).min()
-    spans = (pl.col("begin").max() - first).over("instance") >= soundness.APART_NS
+    shift = offset_of(pl.col("rank"), offsets)
+    first = (pl.col("start") - shift).min().over("instance")
+    spans = pl.col("begin").max().over("instance") - first >= soundness.APART_NS
+    begun = begins.filter(pl.col("from_ns").is_null())["begin"].min()
+    lacks = pl.col("rank").n_unique().over("instance") < pl.col("group_size")
+    running = begun < (pl.col("end") - shift).max().over("instance")
+    spans |= lacks & running & (begun - first >= soundness.APART_NS)
     spanning = rows.select((spans & pl.col("instance").is_not_null()).fill_null(value=False))
     dropped = matched.filter(spanning.to_series())["instance"].n_unique()
     return matched.filter(~spanning.to_series()), dropped
@@ -572,7 +578,9 @@ def _applies(*, one_host: bool) -> pl.Expr:
     size = pl.col("offset_ns").abs()
     clear = (size > CLEAR_RESIDUALS * pl.col("residual_ns")) & (size > CLEAR_NS)
     beyond = size > pl.col("typical")
-    return clear & (beyond if one_host else beyond | (pl.col("n") >= FEW))
+    # one host has one clock: a shift of seconds is a wrong match, as after a restart of a rank
+    on_one = beyond & (size < soundness.APART_NS)
+    return clear & (on_one if one_host else beyond | (pl.col("n") >= FEW))
 
 
 def _fit(medians: pl.DataFrame) -> pl.DataFrame:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
+from traceanalyzer.analyzers.common import soundness
 from traceanalyzer.analyzers.common.display import headings, table_of_known
 from traceanalyzer.drawings import Chart
 from traceanalyzer.files import packaged
@@ -262,6 +263,11 @@ def _clocks(clocks: pl.DataFrame) -> str:
     if corrected:
         which = f"rank{'s' * (len(corrected) > 1)} {format_first(corrected, _RANKS)}"
         return f"Clock offsets of up to {largest} were corrected on {which}."
+    if offset_ns >= soundness.APART_NS:
+        return (
+            f"Collectives with the same number end up to {largest} apart and are not compared: a "
+            "rank probably restarted and counts them from the start again."
+        )
     within = f" within {largest}" if offset_ns else ""
     return f"The clocks of the ranks agree{within} (ends of collectives): not corrected."
 
