@@ -230,8 +230,8 @@ def recorded_by_all(
     spans = pl.col("begin").max().over("instance") - first >= soundness.APART_NS
     begun = begins.filter(pl.col("from_ns").is_null())["begin"].min()
     lacks = pl.col("rank").n_unique().over("instance") < pl.col("group_size")
-    running = begun < (pl.col("end") - shift).max().over("instance")
-    spans |= lacks & running & (begun - first >= soundness.APART_NS)
+    running = pl.lit(begun) < (pl.col("end") - shift).max().over("instance")
+    spans |= lacks & running & (pl.lit(begun) - first >= soundness.APART_NS)
     spanning = rows.select((spans & pl.col("instance").is_not_null()).fill_null(value=False))
     dropped = matched.filter(spanning.to_series())["instance"].n_unique()
     return matched.filter(~spanning.to_series()), dropped
