@@ -191,3 +191,11 @@ def test_programs_that_may_be_one_job_are(programs: Sequence[Trace]) -> None:
 def test_gains_of_several_jobs_are_not_replayed_together() -> None:
     diagnosis = ta.diagnose([rank(0), OTHER_JOBS["time"]])
     assert {one.gain_basis for one in diagnosis.diagnosis} <= {"", "bound"}
+
+
+def test_an_old_file_of_one_rank_is_apart_from_the_files_of_the_new_run() -> None:
+    old = [rank(1, 9, epoch_ns=NOON - HOUR // 3, path="old.json")]
+    new = [rank(number, number + 1) for number in (0, 1)]
+    text = several_jobs(map(recording, [*old, *new]))
+    assert "2 different jobs" in text
+    assert "old.json (2023-11-14 21:53 UTC); 0-1.json, 1-2.json (2023-11-14 22:13 UTC)" in text

@@ -233,17 +233,29 @@ def _time_spans(ordered: Sequence[Recording]) -> list[int | None]:
 
 
 def _runs(job: Sequence[Recording]) -> list[list[Recording]]:
-    """Return the runs of a job, which have different processes for the same rank."""
-    processes: dict[int | None, list[frozenset[int]]] = {}
-    runs: dict[int, list[Recording]] = {}
+    """Return the runs of a job, which have different processes for the same rank.
+
+    A rank that some of the runs lack has the run that began at the nearest time.
+    """
+    of_rank: dict[int | None, list[list[Recording]]] = {}
     for one in job:
-        known = processes.setdefault(one.rank, [])
-        run = next((n for n, pids in enumerate(known) if pids & one.pids), None)
-        if run is None and one.pids and one.rank is not None:
-            run = len(known)
-            known.append(one.pids)
-        runs.setdefault(run or 0, []).append(one)
-    return list(runs.values())
+        known = of_rank.setdefault(one.rank, [])
+        process = next((run for run in known if run[0].pids & one.pids), None)
+        is_new = not known or (one.pids and one.rank is not None)
+        if process is None and is_new:
+            known.append([one])
+        else:
+            (process or known[0]).append(one)
+    every = max(of_rank.values(), key=len)
+    begins = [run[0].start_ns or 0 for run in every]
+    runs: list[list[Recording]] = [[] for _ in every]
+    for known in of_rank.values():
+        for number, process in enumerate(known):
+            at, near = process[0].start_ns, number
+            if at is not None and len(known) < len(every):
+                near = min(range(len(every)), key=lambda n: abs(begins[n] - at))
+            runs[near] += process
+    return [sorted(run, key=lambda one: (one.start_ns or 0, one.path)) for run in runs]
 
 
 #: Index of the process in :func:`_facts`; it is named only if nothing else differs.

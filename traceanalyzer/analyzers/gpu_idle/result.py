@@ -301,7 +301,12 @@ class GpuIdle(Result):
             by_design = (one.wait in (DATA, SLEEPS) or not one.text) and not program.trains
             return text + causes.PERHAPS_REQUESTS * by_design
         if cause == causes.SYNCHRONISATION:
-            text = self._of_waits(one)
+            most = self.waited
+            one = replace(one, frame=most["frame"], range=most["range"])
+            calls = most["call"], most["operator"]
+            text = activities.advice_on_synchronisation(one, *calls, pytorch=program.pytorch)
+            unknown = program.pytorch and not (coverage.stacks_known or one.where)
+            text += f" A{coverage.hints['other code'][1:]} shows where." * bool(unknown and text)
         if cause == causes.MEMORY_MANAGEMENT:
             text = self.freeing[1]
         if cause == causes.GRAPH_BUILDING and program.pytorch:
@@ -312,9 +317,8 @@ class GpuIdle(Result):
             text = activities.advice_on_data(one, loader=program.pytorch and program.trains)
         if cause == causes.CHECKPOINT_IO:
             stages = one.called if "async_save" in one.called else ""
-            text = activities.advice_on_files(
-                stages or one.frame or one.range or one.place, pytorch=program.pytorch
-            )
+            place = stages or one.frame or one.range or one.place
+            text = activities.advice_on_files(place, pytorch=program.pytorch)
         if cause == causes.PEER:
             alone = causes.ALONE * (self.units["rank"].n_unique() < 2)
             text = self._straggler() or alone or activities.GPU_AWARE * one.stages_for_mpi
@@ -322,17 +326,6 @@ class GpuIdle(Result):
             text = activities.advice_on_launches(one, one.range or one.place, self.launched)
         code = coverage.hints["device work"]
         return program.named(text or causes.advice(cause, program, code=code))
-
-    def _of_waits(self, one: activities.Activity) -> str:
-        """Return advice on calls that wait for the device; empty if none is known."""
-        waited, pytorch = self.waited, self.program.pytorch
-        one = replace(one, frame=waited["frame"], range=waited["range"])
-        text = activities.advice_on_synchronisation(
-            one, waited["call"], waited["operator"], pytorch=pytorch
-        )
-        known = self.coverage.stacks_known or one.where or not (pytorch and text)
-        code = "" if known else self.coverage.hints["other code"]
-        return f"{text} {code[:1].upper()}{code[1:]} shows where." if code else text
 
     @cached_property
     def launched(self) -> str:
