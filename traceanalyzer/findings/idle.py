@@ -387,10 +387,8 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
         return f"{_slowest_of_loading(result)}{result.advice(cause)}"
     if cause == causes.CHECKPOINT_IO and (copying := launching.copies_state(result, answers)):
         return activities.advice_on_files(copying, pytorch=result.program.pytorch)
-    if cause == causes.SYNCHRONISATION and "_object" in (answers.place(cause).get("called") or ""):
-        return _OF_OBJECTS
-    if cause == causes.SYNCHRONISATION and (again := launching.waits_again(result, answers)):
-        return again
+    if cause == causes.SYNCHRONISATION and (of := launching.of_waits(result, answers)):
+        return of
     if cause == causes.LAUNCH and (launches := answers.of(Launches)) is not None:
         return launching.launch_advice(result, launches, answers)
     on_gpu = cause == causes.HOST_CODE and result.coverage.on_host and answers.program.gpus
@@ -400,14 +398,6 @@ def _advice(cause: str, result: GpuIdle, answers: Answers) -> str:
 _MAKE_ONCE = (
     "Modules are loaded, unloaded and loaded again: make what has them (a plan of cuFFT, a "
     "descriptor, a compiled kernel) once before the loop, and keep it."
-)
-
-
-#: Functions of torch.distributed that send pickled objects.
-_OF_OBJECTS = (
-    "Collectives of Python objects pickle them, copy them to the GPU and back, and wait for their "
-    "sizes first: collect the numbers in one tensor and reduce it (all_reduce), only in the steps "
-    "that log them, or use a process group of gloo."
 )
 
 

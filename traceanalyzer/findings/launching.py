@@ -286,9 +286,14 @@ def called_at(result: GpuIdle, answers: Answers) -> str:
     return (place.get("called") or "") * (place.get("code") == result.waited["frame"])
 
 
-def waits_again(result: GpuIdle, answers: Answers) -> str:
-    """Return advice on waits in a function that each layer calls for what all layers share."""
+def of_waits(result: GpuIdle, answers: Answers) -> str:
+    """Return advice on waits for the device by the function that own code calls, or nothing.
+
+    Functions of torch.distributed send pickled objects; others make what all layers could share.
+    """
     launches, frame = answers.of(Launches), result.waited["frame"]
+    if "_object" in (answers.place(causes.SYNCHRONISATION).get("called") or ""):
+        return _TEXTS["of_objects"]
     code = called_at(result, answers) or frame
     if launches is None or not re.search(f"{OF_A_BATCH}|{_LENGTHS}", code):
         return ""
