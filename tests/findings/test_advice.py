@@ -942,6 +942,7 @@ def test_ranks_that_wait_get_the_rank_that_waits_least(shared: Path) -> None:
         ("vllm/v1/worker/gpu_model_runner.py(700): _prepare_inputs", "run it less often"),
         ("debugging.py(418): _format_print_callback", "remove it from the jitted step"),
         ("jax/_src/callback.py(90): pure_callback_impl", "remove it from the jitted step"),
+        ("aten::_pin_memory", "DataLoader(pin_memory=True)"),
     ],
 )
 def test_schedulers_of_requests_run_ahead(place: str, part: str) -> None:

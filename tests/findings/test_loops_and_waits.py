@@ -13,7 +13,14 @@ from wording import check_wording
 
 import traceanalyzer as ta
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.common.waits import DEVICE, RANKS, wait_of
+from traceanalyzer.analyzers.common.waits import (
+    DEVICE,
+    QUEUE,
+    RANKS,
+    REQUESTS,
+    THREAD,
+    wait_of,
+)
 from traceanalyzer.analyzers.memory.growth import _is_regular
 from traceanalyzer.trace import Trace
 
@@ -385,12 +392,40 @@ SLEEP = "<built-in function sleep>"
 
 @pytest.mark.parametrize(
     ("more", "severity"),
-    [([], "info"), ([host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)], "warning")],
+    [([], "info"), ([host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)], "critical")],
 )
 def test_a_program_that_sleeps_between_steps(more: _Events, severity: str) -> None:
     found = {one.id: one for one in ta.diagnose(serving(SLEEP, *more)).findings}
     assert found["time-between-steps"].severity == severity
     assert found["time-between-steps"].cost_frac == pytest.approx(0.98, abs=0.02)
+
+
+TAKES, POLLS = "queue.py(154): get", "selectors.py(452): select"
+RESIZES = [
+    host("python_function", "PIL/Image.py(2200): resize", n * 100 * MS + 3 * MS, 90 * MS)
+    | {"tid": 9}
+    for n in range(10)
+]
+TRAINS = [host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)]
+
+
+@pytest.mark.parametrize(
+    ("wait", "more", "severity", "says"),
+    [
+        (TAKES, [], "info", "the load is low"),
+        (POLLS, [], "info", "the load is low"),
+        ("app/server.py(7): wait_for_request", [], "info", "the load is low"),
+        (TAKES, RESIZES, "critical", "resize (PIL/Image.py:2200)"),
+        (TAKES, TRAINS, "critical", "what fills the queue"),
+        ("subprocess.py(1): communicate", [], "critical", "the process run in the background"),
+        ("app/server.py(7): send_request", [], "critical", "less often"),
+    ],
+)
+def test_a_program_that_waits_between_steps(
+    wait: str, more: _Events, severity: str, says: str
+) -> None:
+    (one,) = (f for f in ta.diagnose(serving(wait, *more)).findings if f.id == "time-between-steps")
+    assert (one.severity, says in one.advice) == (severity, True)
 
 
 def test_code_between_steps_is_no_wait_by_design() -> None:
@@ -480,6 +515,14 @@ def test_growth_in_every_nth_step(change: list[int], *, regular: bool) -> None:
         ("monitored_barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", RANKS),
         ("all_reduce", "torch/distributed/distributed_c10d.py", None),
         ("barrier", "game.py", None),
+        ("get", "/usr/lib/python3.11/queue.py", QUEUE),
+        ("get", "C:\\py\\multiprocessing\\queues.py", QUEUE),
+        ("put", "/usr/lib/python3.11/queue.py", THREAD),
+        ("get", "/x/my_queue.py", None),
+        ("<built-in method get of _queue.SimpleQueue object at 0x7f>", None, QUEUE),
+        ("<built-in method get of dict object at 0x7f>", None, None),
+        ("app/server.py(7): wait_for_request", None, REQUESTS),
+        ("app/server.py(7): get_requests", None, None),
         ("<built-in function _cuda_synchronize>", None, DEVICE),
     ],
 )

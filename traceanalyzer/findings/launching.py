@@ -14,7 +14,12 @@ from traceanalyzer.analyzers.common.display import listed, places
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION
 from traceanalyzer.analyzers.common.names import frame_text
-from traceanalyzer.analyzers.common.waits import DATA, DEVICE as GPU_WORK, REQUESTS, SLEEPS, THREAD
+from traceanalyzer.analyzers.common.waits import (
+    DEVICE as GPU_WORK,
+    REQUESTS,
+    SLEEPS,
+    may_be_for_requests,
+)
 from traceanalyzer.analyzers.cuda_api.result import (
     ALLOC_IN_LOOP,
     ASYNC_PAGEABLE,
@@ -434,7 +439,7 @@ def by_design(result: GpuIdle, answers: Answers, steps: Sequence[str], total_ns:
     if steps and kernels is not None and not (one.text or one.range):
         return bool((kernels.heaviest("family")["family"] == ATTENTION).any())
     names = f"{one.place} {one.called} {one.frame}"
-    is_loop = one.wait in (DATA, THREAD) and bool(re.search(_EVENT_LOOP, names))
+    is_loop = not one.rival and may_be_for_requests(one.wait, names)
     gaps, is_most = result.of_cause(causes.HOST_CODE), 2 * answers.time.frac(total_ns) > 1
     long = gaps.filter(pl.col("end") - pl.col("start") >= _TIMER_NS)
     return is_loop or (one.wait == SLEEPS and is_most and 2 * long.height > gaps.height)
@@ -443,8 +448,8 @@ def by_design(result: GpuIdle, answers: Answers, steps: Sequence[str], total_ns:
 RECORD_GPU = (
     "Record the GPU, too (ProfilerActivity.CUDA), if the program uses it: this may be its time."
 )
-#: Waits of servers for any of their connections, and the shortest usual period of a timer.
-_EVENT_LOOP, _TIMER_NS = r"epoll|kevent|select|gradio|queueing\.py|serve_forever", 10 * NS_PER_MS
+#: The shortest usual period of a timer.
+_TIMER_NS = 10 * NS_PER_MS
 
 
 def of_host_code(result: GpuIdle, answers: Answers, steps: Sequence[str]) -> str:

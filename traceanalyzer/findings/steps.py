@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from traceanalyzer.analyzers.comm_outliers.result import CommOutliers
+from traceanalyzer.analyzers.common import waits
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_steps import fast_ns, usual_ns
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION, KV_CACHE
@@ -20,7 +21,6 @@ from traceanalyzer.analyzers.common.kernel_times import (
 )
 from traceanalyzer.analyzers.common.names import called_in, frame_text, launched_by
 from traceanalyzer.analyzers.common.step_marks import DECODE, MIXED, PREFILL, with_phases
-from traceanalyzer.analyzers.common.waits import ADVICE, KV_TRANSFER, SLEEPS, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.gpu_idle.activities import advice_on_slice
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
@@ -484,7 +484,7 @@ def _exposed_scheduler(result: Steps, answers: Answers) -> Iterator[Measured]:
     is_named = main not in (engine.IN_STEP, engine.BETWEEN)
     few = _few(known, total)
     devices = answers.time.windows[DEVICE].unique()
-    who = "Receiving the KV cache" if wait_of(main) == KV_TRANSFER else "The scheduler"
+    who = "Receiving the KV cache" if waits.wait_of(main) == waits.KV_TRANSFER else "The scheduler"
     each = int((few if few.height else known)["exposed_ns"].sum()) / (few.height or known.height)
     where = f"in {few.height:,} of {known.height:,} decode steps" if few.height else (
         "per decode step"
@@ -573,8 +573,8 @@ def _of_few(function: str, *, is_named: bool) -> str:
 
 
 def _advice(function: str, *, few: bool, is_named: bool) -> str:
-    if wait_of(function) == KV_TRANSFER:
-        return f"{ADVICE[KV_TRANSFER]}."
+    if waits.wait_of(function) == waits.KV_TRANSFER:
+        return f"{waits.advice(waits.KV_TRANSFER)}."
     if few or not is_named:
         return _of_few(function, is_named=is_named) if few else _RECORD
     if _WAITS_FOR_ENGINE in function:
@@ -637,34 +637,37 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         return
     worst = rows.row(0, named=True)
     rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
-    paced = _is_paced(result, worst)
-    by_design = paced and not answers.program.trains
+    waiting, by_design = _waiting_between(result, worst, answers)
     yield Measured(
         size=min(worst["between_frac"], _OF_DESIGN if by_design else 1.0),
         cost_frac=worst["between_frac"],
         title=f"{format_ns(worst['between_ns'])} ({format_frac(worst['between_frac'])} of the "
         f"time) are between steps{rank}.",
         evidence=(*_running_between(result, worst), *_between_steps(answers)),
-        advice=_less_between(result, worst, answers),
+        advice=waiting or _less_between(result, worst, answers),
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
-        confidence="low" if paced else "medium",
+        confidence="low" if by_design else "medium",
         explained=_of_scheduler(result),
     )
 
 
-#: For sleeps between steps: control loops, servers.
+#: For waits between steps that may be by design: control loops, servers.
 _PACED = (
     "If a timer or a request starts each step, the load is low, not the program slow. Otherwise "
-    f"{ADVICE[SLEEPS][0].lower()}{ADVICE[SLEEPS][1:]}."
 )
 
 
-def _is_paced(result: Steps, worst: Mapping[str, Any]) -> bool:
-    """Whether the host sleeps for most of the time between steps."""
-    rows = _host_between(result, worst)
-    sleeps = [wait_of(name) == SLEEPS for name in rows["name"]]
-    return bool(2 * int(rows.filter(sleeps)["total_ns"].sum()) > worst["between_ns"])
+def _waiting_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> tuple[str, bool]:
+    """Return advice on the wait in most of the time between steps, and if it may be by design."""
+    if (most := result.wait_between(worst)) is None:
+        return "", False
+    idle = answers.of(GpuIdle)
+    meanwhile = "" if idle is None else idle.activity(causes.HOST_CODE).rival
+    text = f"{waits.advice(most[0], meanwhile)}."
+    may_be = most[0] == waits.SLEEPS or waits.may_be_for_requests(*most)
+    by_design = may_be and not (meanwhile or answers.program.trains)
+    return f"{_PACED}{text[0].lower()}{text[1:]}" if by_design else text, by_design
 
 
 @rule(
@@ -677,7 +680,7 @@ def _is_paced(result: Steps, worst: Mapping[str, Any]) -> bool:
 def _work_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
     rows = largest_first(result.ranks.drop_nulls("extra_frac"), "extra_frac", "on")
     for worst in rows.filter(pl.col("extra_ns") > 0).head(1).iter_rows(named=True):
-        code = _host_between(result, worst).head(1)["name"].to_list()
+        code = result.host_between(worst).head(1)["name"].to_list()
         what = "".join(f": {frame_text(name)}" for name in code)
         pauses = format_count(worst["steps"] - 1, "pause")
         rank = f" on {worst['on']}" if result.ranks.height > 1 else ""
@@ -701,16 +704,14 @@ def _work_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
 def _of_scheduler(result: Steps) -> dict[str, float]:
     """Return the share of the time between steps in which the devices wait for a scheduler."""
     decode = result.engine_steps.filter(phase=DECODE)
-    waits = int(decode.select(pl.min_horizontal("exposed_ns", "before_ns").sum()).item())
+    exposed = int(decode.select(pl.min_horizontal("exposed_ns", "before_ns").sum()).item())
     between = int(result.ranks["between_ns"].sum())
-    return {"exposed-scheduler": min(waits / between, 1.0)} if between and waits else {}
+    return {"exposed-scheduler": min(exposed / between, 1.0)} if between and exposed else {}
 
 
 def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> str:
     """Return advice for time between steps: by the host code that takes half of it."""
-    if _is_paced(result, worst):
-        return _PACED
-    rows = _host_between(result, worst).head(1)
+    rows = result.host_between(worst).head(1)
     rows = rows.filter(2 * pl.col("total_ns") > worst["between_ns"])
     if rows.height:
         return advice_on_slice(rows["name"][0], pytorch=answers.program.pytorch)
@@ -731,17 +732,9 @@ def _less_between(result: Steps, worst: Mapping[str, Any], answers: Answers) -> 
     )
 
 
-def _host_between(result: Steps, worst: Mapping[str, Any]) -> pl.DataFrame:
-    """Return the host activity between the steps of a rank, longest first."""
-    if result.between is None:
-        return pl.DataFrame(schema={"name": pl.String, "total_ns": pl.Int64, "n": pl.Int64})
-    same = pl.col("path") == worst["path"], pl.col("rank").eq_missing(worst["rank"])
-    return result.between.filter(*same)
-
-
 def _running_between(result: Steps, worst: Mapping[str, Any]) -> Iterator[str]:
     """Yield host activity between the steps of a rank."""
-    for row in _host_between(result, worst).head(_NAMED).iter_rows(named=True):
+    for row in result.host_between(worst).head(_NAMED).iter_rows(named=True):
         yield (
             f"The host runs {frame_text(row['name'])} for {format_ns(row['total_ns'])} of it "
             f"({format_count(row['n'], 'call')})."

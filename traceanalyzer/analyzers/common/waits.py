@@ -10,6 +10,7 @@ from traceanalyzer.files import packaged
 SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
 FILE_LOCK = "waits for a file lock"
 THREAD = "waits for another thread"
+QUEUE = "waits for an item of a queue"
 PROCESS = "waits for another process"
 DATA = "waits for data from a pipe, a socket or another process"
 REQUESTS = "waits for requests"
@@ -20,6 +21,9 @@ DEVICE, RANKS = "waits for the GPU", "waits for other ranks"
 UNKNOWN = "waits in a function written in C"
 #: A method of an object written in C, whose name does not show what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")
+_OF_QUEUE = re.compile(r"^<(?:built-in )?method get of _queue\.SimpleQueue")
+#: Waits of servers for any of their connections.
+_EVENT_LOOP = r"epoll|kevent|select|gradio|queueing\.py|serve_forever"
 
 #: Calls of the OS runtime and functions written in C, by what they do.
 _C_FUNCTIONS = {
@@ -40,7 +44,10 @@ _C_FUNCTIONS = {
 WAITS_FOR_REQUESTS = (
     r"(?:vllm|sglang|tensorrt_llm|lmdeploy)[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
     r"|_?(?:recv|get|fetch|poll|wait)\w*_requests?)"
+    r"|\w+\.py(?:\(\d+\))?: _?wait_(?:for_)?(?:(?:any|new|next)_)?requests?$"
 )
+#: Functions that take an item of a queue of threads, processes or coroutines.
+TAKES = r"(?:queue|asyncio[/\\]queues|multiprocessing[/\\]queues)\.py(?:\(\d+\))?: get$"
 #: Functions of DeepSpeed that wait for reads or writes of a disk (ZeRO-Infinity).
 _SWAPS = r"swap_tensor[/\\]\w+\.py(?:\(\d+\))?: (?:_?swap_(?:in|out)\w*|synchronize_\w+)"
 #: Modules of engines that pass the KV cache from prefill to decode instances.
@@ -61,7 +68,8 @@ _MODULES = {
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)"
     r"|ray/_private/worker\.py: (?:get|get_objects|wait)",
     RANKS: r"torch/distributed/distributed_c10d\.py: (?:\w*barrier|[a-z]\w+_object(?:_list)?)",
-    THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|get|put|result"
+    QUEUE: TAKES,
+    THREAD: r"(?:threading|queue|_base)\.py: (?:wait|join|acquire|put|result"
     r"|_wait_for_tstate_lock)|gevent/_threading\.py: wait"
     r"|multiprocessing/(?:queues|pool|synchronize)\.py: (?:get|join|wait)",
     DATA: r"multiprocessing/connection\.py: (?:_?recv\w*|wait|_?poll)|selectors\.py: select"
@@ -85,6 +93,8 @@ def wait_of(name: str, file: str | None = None) -> str | None:
             ``join``, ``usleep``, ``<built-in function sleep>``, ``threading.py(1095): join``.
         file: the file of a sampled frame, if it has one.
     """
+    if _OF_QUEUE.match(name):
+        return QUEUE
     if built_in := BUILT_IN.match(name):
         return UNKNOWN if _OF_OBJECT.match(name) else _of_c_function(built_in[1])
     if file is None and (frame := _SLICE.match(name)):
@@ -98,6 +108,23 @@ def wait_of(name: str, file: str | None = None) -> str | None:
 def _of_c_function(name: str) -> str | None:
     name = _ADDED.sub("", name)
     return next((what for what, test in _BY_NAME if test.fullmatch(name)), None)
+
+
+def may_be_for_requests(wait: str | None, names: str) -> bool:
+    """Whether a wait in functions of these names may end with a request to a server."""
+    is_loop = wait in (DATA, THREAD) and bool(re.search(_EVENT_LOOP, names))
+    return is_loop or wait in (REQUESTS, QUEUE)
+
+
+def advice(wait: str, meanwhile: str = "") -> str:
+    """Return the change that fits a wait.
+
+    Args:
+        wait: what the thread waits for.
+        meanwhile: what another thread of Python runs during the wait.
+    """
+    other = meanwhile and wait in (QUEUE, THREAD, LOCK)
+    return ADVICE["meanwhile"].format(meanwhile) if other else ADVICE[wait]
 
 
 #: Advice for each kind of wait.

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.kernel_names import code_text
 from traceanalyzer.analyzers.common.names import frame_text, one_name_for_numbers
 from traceanalyzer.analyzers.common.step_marks import REPETITION
-from traceanalyzer.analyzers.common.waits import ADVICE, DATA, DISK, SLEEPS, wait_of
+from traceanalyzer.analyzers.common.waits import DATA, DISK, SLEEPS, advice, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.units import NS_PER_MS, format_ns
 from traceanalyzer.vocabulary import ON_CPU
@@ -394,7 +394,7 @@ def doing(one: Activity, *, on_host: bool, stacks: bool = False) -> str:
 
 def heading(one: Activity, *, on_host: bool) -> str:
     """Return host code with its place as the name of a part of the time; empty if not known."""
-    if one.rival or one.pauses:
+    if not one.wait and (one.rival or one.pauses):
         return f"GIL held by {one.rival}" if one.rival else f"pauses, probably {one.paused_by}"
     if not one.text:
         return ""
@@ -518,10 +518,6 @@ OF_PROVIDER = (
     "TensorRT provider, or write a custom operator. The session's log at level VERBOSE lists the "
     "nodes of each provider."
 )
-_NO_PY_FUNCTION = (
-    "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "
-    "TensorFlow operators, or call it in the input pipeline (tf.data map, prefetch)."
-)
 _OF_RIVAL = (
     "Python runs one thread at a time (GIL), so {rival} stops the launches: move it to another "
     "process (multiprocessing), or run it less often."
@@ -607,7 +603,7 @@ def advice_on_wait(one: Activity) -> str:
             f"{frame_text(caller)} waits for a reply{line}: call it less often, or from another "
             "thread."
         )
-    text = ADVICE[one.wait or ""]
+    text = advice(one.wait or "", one.rival)
     line = "" if one.wait == DISK else one.line  # a configuration, not a line, swaps
     return f"In {line}: {text[0].lower()}{text[1:]}." if line else f"{text}."
 
@@ -791,13 +787,14 @@ _OF_PME, _OF_LAYERS = "^PME (?:mesh|spread|gather|3D|solve|conv)", "^ggml_"
 _OF_NAME = {
     r"(?:vllm|sglang)[/\\].*schedul": _ASYNCHRONOUS,
     _LOOKS_UP: _FEWER_GUARDS,
-    "PyFunc": _NO_PY_FUNCTION,
+    "PyFunc": causes.NO_PY_FUNCTION,
     causes.TRACES: _RETRACING,
     FALLBACK: _NO_FALLBACK,
     OFFLOADED: _LESS_OFFLOAD,
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,
     re.escape(ON_CPU): OF_PROVIDER,
+    r"^aten::_?pin_memory$": causes.PINS,
     r"\b__del__$": _KEEP_OBJECTS,
     r"\b(?:debugging|callback)\.py\b.{0,12} \w*callback": (
         "{place} is a callback of a jitted function (jax.debug.print, pure_callback, io_callback), "

@@ -283,6 +283,16 @@ KEEP_MAPPED = (
 )
 #: Advice for calls that allocate, register or free pinned host memory.
 HOST_MEMORY = "Allocate and pin host memory once, and reuse it (a pool of pinned buffers)."
+#: Advice for an operator that copies a tensor to pinned memory.
+PINS = (
+    "{place} copies to pinned memory on the main thread: DataLoader(pin_memory=True) does so in a "
+    "thread of its own; or copy into a pinned buffer that is kept."
+)
+#: Advice for functions of TensorFlow that call Python.
+NO_PY_FUNCTION = (
+    "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "
+    "TensorFlow operators, or call it in the input pipeline (tf.data map, prefetch)."
+)
 #: Advice for a program that allocates and frees memory for each tensor.
 UNCACHED = (
     "PyTorch's caching allocator is off: the driver allocates and frees each tensor. Unset "

@@ -10,7 +10,7 @@ from traceanalyzer.analyzers.common import names as common_names
 from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
 from traceanalyzer.analyzers.common.step_marks import STEP
-from traceanalyzer.analyzers.common.waits import WAITS_AROUND, wait_of
+from traceanalyzer.analyzers.common.waits import TAKES, WAITS_AROUND, wait_of
 from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, MAKES_CODE, PROFILER, SHORT_GAP
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
@@ -154,14 +154,14 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     launches = intervals.overlap_with(ranges, works, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
     python = python.with_columns(is_own_code=belongs(python["name"], libraries))
-    is_whole = named(around, [*WAITS_AROUND, *MAKES_CODE])
+    whole = (named(around, names) for names in ([*WAITS_AROUND, *MAKES_CODE], [TAKES]))
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
         "own_code": python.filter("is_own_code"),
         "annotation": ranges,
         "phase": ranges.filter(launches),
-        "innermost": pl.concat([around.filter(is_whole), around]),
+        "innermost": pl.concat([*map(around.filter, whole), around]),
     }
     caller = pl.col("name", "start", "end").shift(1).over("gap")
     called = python.select("gap", "is_own_code", caller)
@@ -214,7 +214,8 @@ def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataF
     rivals = _rivals_of(excerpt)
     rival = _filling(gaps, rivals, _MOST_OF_GAP)
     if rival.null_count() < gaps.height:
-        runs = excerpt.slices.filter(pl.col("name").cast(pl.String).is_in(python.implode()))
+        is_one = pl.col("name").cast(pl.String).is_in(python.implode())
+        runs = excerpt.slices.filter(is_one, pl.col("start") < gaps["end"].max())
         alone = runs.filter(~pl.Series(intervals.meets(runs, rivals)))
         length = pl.col("end") - pl.col("start")
         times = alone.group_by(name=pl.col("name").cast(pl.String)).agg(alone=length.median())

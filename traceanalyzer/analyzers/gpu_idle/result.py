@@ -14,7 +14,7 @@ from traceanalyzer.analyzers.common.display import Basis, headings, known_column
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS, STEP
-from traceanalyzer.analyzers.common.waits import DATA, SLEEPS
+from traceanalyzer.analyzers.common.waits import DATA, QUEUE, SLEEPS
 from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
 from traceanalyzer.analyzers.gpu_idle.activities import Activity, main_place
 from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, mostly
@@ -298,7 +298,7 @@ class GpuIdle(Result):
                 code = code.replace("with_stack=True", "with_stack=True (PyTorch)")
             on_host = coverage.on_host
             text = activities.advice_on_host_code(one, program, code=code, on_host=on_host)
-            by_design = (one.wait in (DATA, SLEEPS) or not one.text) and not program.trains
+            by_design = (one.wait in (DATA, QUEUE, SLEEPS) or not one.text) and not program.trains
             return text + causes.PERHAPS_REQUESTS * by_design
         if cause == causes.SYNCHRONISATION:
             most = self.waited

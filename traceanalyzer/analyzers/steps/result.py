@@ -11,6 +11,7 @@ from traceanalyzer.analyzers.common import device_steps, device_work, display
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import DECODE, with_phases
+from traceanalyzer.analyzers.common.waits import wait_of
 from traceanalyzer.analyzers.steps import By, engine
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View
@@ -149,6 +150,22 @@ class Steps(Result):
             for name, label in (device_work.PART_NAMES | HOST_PARTS).items()
             if self.steps[name].max()
         }
+
+    def host_between(self, of: Mapping[str, Any]) -> pl.DataFrame:
+        """Return the rows of ``between`` of a rank, a row of ``ranks``."""
+        if self.between is None:
+            return pl.DataFrame(schema={"name": pl.String, "total_ns": pl.Int64, "n": pl.Int64})
+        same = pl.col("path") == of["path"], pl.col("rank").eq_missing(of["rank"])
+        return self.between.filter(*same)
+
+    def wait_between(self, of: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return the wait in most of the time between the steps of a rank, and its function."""
+        rows = self.host_between(of)
+        waits = rows.with_columns(pl.Series("wait", map(wait_of, rows["name"]), pl.String))
+        sums = waits.drop_nulls("wait").group_by("wait", maintain_order=True)
+        most = sums.agg(pl.col("name").first(), pl.col("total_ns").sum())
+        most = most.filter(2 * pl.col("total_ns") > of["between_ns"])
+        return most.select("wait", "name").row(0) if most.height else None
 
     def view(self) -> View:
         """Build the view: step times and parts, over all ranks and by rank."""
