@@ -151,8 +151,18 @@ def test_a_synchronisation_that_exposes_the_loader_is_named(call_ms: int) -> Non
 
 
 @pytest.mark.matrix
-def test_small_messages_need_larger_buckets_in_the_advice() -> None:
-    about = {"dtype": "float", "elements_in": 256, "group": "0", "group_size": 2, "stream": 20}
+@pytest.mark.parametrize(
+    ("elements", "times", "part"),
+    [
+        (256, 140, "larger buckets"),
+        (4, 140, "single numbers"),
+        (4, 2, "Start communication earlier"),
+    ],
+)
+def test_small_messages_need_larger_buckets_in_the_advice(
+    elements: int, times: int, part: str
+) -> None:
+    about = {"dtype": "float", "elements_in": elements, "group": "0", "group_size": 2, "stream": 20}
     rows = [
         event
         for number in range(3)
@@ -160,12 +170,12 @@ def test_small_messages_need_larger_buckets_in_the_advice() -> None:
             step(number, number * 4 * MS, 4 * MS),
             device("gemm", number * 4 * MS, MS),
             *(device(ALL_REDUCE, number * 4 * MS + MS + i * 20_000, 18_000,
-                     seq=number * 140 + i, **about) for i in range(140)),
+                     seq=number * times + i, **about) for i in range(times)),
         )
     ]  # fmt: skip
     traces = [trace(rows, rank, world_size=2) for rank in range(2)]
     found = {one.id: one for one in ta.diagnose(traces).findings}
-    assert "larger buckets" in found["exposed-communication"].advice
+    assert part in found["exposed-communication"].advice
 
 
 @pytest.mark.parametrize(

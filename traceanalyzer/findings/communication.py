@@ -419,7 +419,11 @@ def _exposing(result: Overlap, answers: Answers, exposed_ns: int, *, waits: bool
             return _across_hosts(comm) or _TEXTS["tensor_parallel_training"]
         if text := _of_place(answers, kind) or _of_issuer(answers, comm):
             return text
-        if text := _of_units(answers, comm, kind) or _of_buckets(answers, comm, kind):
+        if text := (
+            _of_values(answers, comm)
+            or _of_units(answers, comm, kind)
+            or _of_buckets(answers, comm, kind)
+        ):
             return text
         if small_collectives(comm):
             text = fewer_collectives(comm)
@@ -464,6 +468,22 @@ def _of_name(place: Mapping[str, Any], kind: str) -> str:
     if kind == "broadcast" and "_sync_buffers" in name:
         return NO_BUFFERS
     return _TEXTS["after_step"] if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
+
+
+#: Bytes of a few numbers, and from how many sums of them per step on they are to be joined.
+_VALUES_BYTES, _MANY_VALUES = 64, 3
+
+
+def _of_values(answers: Answers, comm: CommOutliers) -> str:
+    """Return advice for sums of few numbers (norms, flags, scales of FP8); or empty."""
+    size, n_steps = pl.col("message_bytes"), max(answers.time.windows.height, 1)
+    is_sum = pl.col("collective") == "all_reduce"
+    rows = comm.groups.filter(is_sum, size.is_between(1, _VALUES_BYTES))
+    few = rows["n"].sum() < _MANY_VALUES * n_steps
+    if few or 2 * rows["exposed_ns"].sum() < comm.groups["exposed_ns"].sum():
+        return ""
+    each = rows["n"].sum() / n_steps
+    return _TEXTS["values"].format(each, format_bytes(int(rows["message_bytes"].max())))  # type: ignore[arg-type]
 
 
 def _of_units(answers: Answers, comm: CommOutliers, kind: str) -> str:
