@@ -156,7 +156,6 @@ def test_a_synchronisation_that_exposes_the_loader_is_named(call_ms: int) -> Non
     [
         (256, 140, "larger buckets"),
         (4, 140, "single numbers"),
-        (4, 2, "Start communication earlier"),
     ],
 )
 def test_small_messages_need_larger_buckets_in_the_advice(
