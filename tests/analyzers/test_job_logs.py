@@ -433,3 +433,96 @@ def test_more_in_a_line_of_an_engine(tmp_path: Path) -> None:
     path.write_text(line * 3)
     (table,) = (one for one in ta.printed(path).tables if one.name == "engine")
     assert table.frame["waiting"].to_list() == [68] * 3
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+OF_GUARDS = "V0703 10:34:13.273000 1403 torch/_dynamo/guards.py:2590] [0/1] [__recompiles] "
+OF_BREAKS = "V0703 10:34:13.273000 1403 torch/_dynamo/symbolic.py:4] [0/0] [__graph_breaks] "
+DISPATCH = "WARNING:2026-08-14 10:00:00,000:jax._src.dispatch:182: "
+
+
+def recompiled(size: int, function: str = "forward in /u/model.py:31", more: str = "") -> str:
+    """Return the lines of a recompilation by TORCH_LOGS=recompiles."""
+    lines = [
+        f"Recompiling function {function}",
+        "    triggered by the following guard failure(s):",
+        f"    - 0/{size}: tensor 'x' size mismatch at index 0. expected 4, actual {size}",
+    ]
+    return "".join(f"{OF_GUARDS}{line}\n" for line in [*lines, *([more] if more else [])])
+
+
+def compiled(function: str, rows: int, seconds: float) -> str:
+    """Return the lines of a compilation with jax_log_compiles."""
+    return (
+        f"{DISPATCH}Finished tracing + transforming {function} for pjit in 0.1 sec\n"
+        f"WARNING:jax._src.pxla:1906: Compiling {function} with global shapes and types "
+        f"[ShapedArray(float32[{rows},128])]. Argument mapping: [UnspecifiedValue].\n"
+        f"{DISPATCH}Finished XLA compilation of jit({function}) in {seconds} sec\n"
+    )
+
+
+def test_recompilations_name_function_guard_and_count(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    mode = "    - 0/0: L['self'].training == True"
+    path.write_text(
+        recompiled(5) + recompiled(6, more=mode) + recompiled(7, "step in /u/train.py:8")
+    )
+    rows = ta.printed(path).to_polars("job_events").sort("line")
+    guard = "tensor 'x' size mismatch at index 0. expected 4, actual"
+    assert rows.select("name", "function", "what", "n").rows() == [
+        ("recompilation", "forward in /u/model.py:31", None, 2),
+        ("guard", "forward in /u/model.py:31", f"{guard} 5", 2),
+        ("guard", "forward in /u/model.py:31", "L['self'].training == True", 1),
+        ("recompilation", "step in /u/train.py:8", None, 1),
+        ("guard", "step in /u/train.py:8", f"{guard} 7", 1),
+    ]
+    ((kind, size, title),) = problems(tmp_path, path.read_text())
+    assert (kind, size) == ("recompilation", 0.25)
+    assert all(text in title for text in ("forward in /u/model.py:31 (2 times)", guard))
+    assert "step" not in title
+    many = "".join(map(recompiled, range(12)))
+    assert problems(tmp_path, many)[0][:2] == ("recompilation", 0.5)
+
+
+def test_recompilations_of_other_versions(tmp_path: Path) -> None:
+    old = "[2023-04-13 21:42:57,808] torch._dynamo.convert_frame.__recompiles: [DEBUG] "
+    line = "('Recompiling function step in /u/kf.py', \"triggered by the following guard failure: "
+    text = "".join(f"{old}{line}L['t'] == {n}\")\n" for n in range(3))
+    ((_, _, title),) = problems(tmp_path, text)
+    assert "step in /u/kf.py (3 times)" in title
+    assert "L['t'] == 0" in title
+    newer = recompiled(5).replace(OF_GUARDS, f"{old}") * 2
+    ((_, _, title),) = problems(tmp_path, newer)
+    assert "size mismatch at index 0. expected 4, actual 5 (2 times)" in title
+
+
+def test_graph_breaks_name_line_and_reason(tmp_path: Path) -> None:
+    text = (
+        f"{OF_BREAKS}Graph break in user code at /u/model.py:44\n"
+        f"{OF_BREAKS}Graph Break Reason: Unsupported Tensor.item() call\n"
+    )
+    ((kind, _, title),) = problems(tmp_path, text)
+    assert kind == "graph break"
+    assert "/u/model.py:44 (once): Unsupported Tensor.item() call" in title
+
+
+def test_compilations_of_jax_name_function_time_and_shapes(tmp_path: Path) -> None:
+    steps = "".join(compiled("train_step", rows, 1.25) for rows in range(8, 14))
+    ((kind, size, title),) = problems(tmp_path, steps + compiled("init", 1, 0.5))
+    assert (kind, size) == ("XLA compilation", 0.25)
+    assert "train_step (6 times, 7.5 s)" in title
+    assert "float32[8,128]" in title
+    assert "float32[9,128]" in title
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(compiled(f"f{n}", 1, 2.0) for n in range(9)),  # each function once
+        recompiled(5),
+    ],
+)
+def test_compiling_once_is_no_problem(tmp_path: Path, text: str) -> None:
+    assert not problems(tmp_path, text)
+    assert ta.printed(tmp_path / "job.log").to_polars("job_events")["n"].max() == 1

@@ -276,6 +276,25 @@ def test_a_table_that_lacks_a_column(copy):
     assert kernels(trace) == 0
 
 
+@pytest.mark.parametrize("table", ["KERNEL", "MEMCPY", "MEMSET"])
+def test_device_work_without_correlation_is_read(table: str, copy: Path) -> None:
+    columns = ["ts", "dur", "kind", "name", "device", "stream"]
+    kind = "kernel" if table == "KERNEL" else f"gpu_{table.lower()}"
+    before = ta.read(copy)
+    whole = before.events.cast({"name": pl.String, "kind": pl.String})
+    change(copy, f"ALTER TABLE CUPTI_ACTIVITY_KIND_{table} DROP COLUMN correlationId")
+    trace = ta.read(copy)
+    other = trace.events.cast({"name": pl.String, "kind": pl.String})
+    assert issues(trace) == {"missing-column": 1}
+    assert "launch calls" in trace.issues["first"][0]
+    ours = pl.col("kind") == kind
+    assert other.filter(ours).select(columns).equals(whole.filter(ours).select(columns))
+    assert other.filter(ours)["correlation"].null_count() == whole.filter(ours).height > 0
+    others = whole.filter(~ours)["correlation"]
+    assert other.filter(~ours)["correlation"].equals(others)  # the other tables keep theirs
+    assert ta.gpu_idle(trace).busy_ns == ta.gpu_idle(before).busy_ns > 0
+
+
 # --- damage ----------------------------------------------------------------------------------
 
 

@@ -14,12 +14,22 @@ from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, Problem, table
 from traceanalyzer.files import packaged
-from traceanalyzer.units import format_count, format_first, format_frac, format_ranges, format_times
+from traceanalyzer.units import (
+    format_count,
+    format_first,
+    format_frac,
+    format_ns,
+    format_ranges,
+    format_times,
+)
 
 _EVENTS, _ENGINE, _OOM = FORMS = ("job_events", "engine", "out_of_memory")
-_NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n"), pl.Int64)
-_TEXTS = ("what", "message", "group", "op", "ranks", "shape")
-_TABLE = "name: event, what: detail, message, n: times, printed_ns: first at, line"
+_NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n", "total_ns"), pl.Int64)
+_TEXTS = ("what", "message", "group", "op", "ranks", "shape", "function")
+_TABLE = (
+    "name: event, function, what: detail, message, n: times, total_ns: time, "
+    "printed_ns: first at, line"
+)
 _RATES = ("tokens_per_s", "prompt_tokens_per_s")
 _OF_LINES = {
     **dict.fromkeys((*_RATES, "kv_cache_frac", "kv_cache_percent"), pl.Float64),
@@ -91,6 +101,7 @@ def _problems(rows: pl.DataFrame, events: pl.DataFrame, lines: pl.DataFrame) -> 
     """Return the problems of events and lines; a consequence of another one only alone."""
     kinds = {str(kind): of_kind for (kind,), of_kind in events.group_by("name")}
     each = [*_collectives(kinds), *_of_kinds(kinds), *_network(kinds), *_engines(kinds, lines)]
+    each += _compilations(kinds)
     has_cause = any(one.size >= 1 and one.kind not in _CONSEQUENCES for one in each)
     has_cause |= "GPU memory" in kinds or bool((rows["form"] == _OOM).any())
     first = next((one for one in each if one.kind in _CONSEQUENCES and not has_cause), None)
@@ -285,6 +296,41 @@ def _network(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
         kind = "P2P disabled" if "NCCL_P2P_DISABLE" in settings else "host copies"
         begin = "NCCL_P2P_DISABLE=1 is set: the" if kind == "P2P disabled" else "The"
         yield _problem(kind, f"{begin} GPUs of a node exchange data through host memory (SHM).")
+
+
+# --- compilation ---------------------------------------------------------------------------------
+
+#: Kinds that make code again, with what says why; from how many times on they are a problem.
+_COMPILES = {
+    "recompilation": ("guard", 2, "torch.compile recompiles"),
+    "graph break": ("graph break reason", 1, "torch.compile breaks the graph at"),
+    "XLA compilation": ("XLA inputs", 5, "JAX compiles"),
+}
+
+
+def _compilations(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
+    """Yield the function that is compiled most often, and why."""
+    for kind, (reasons, least, text) in _COMPILES.items():
+        if kind not in kinds:
+            continue
+        sums = kinds[kind].group_by("function").agg(pl.col("n", "total_ns").sum())
+        most = sums.sort(-pl.col("n"), "function").row(0, named=True)
+        if most["n"] < least:
+            continue
+        rows = [kinds[one] for one in (reasons, kind) if one in kinds]
+        why = pl.concat(rows, how="diagonal").filter(
+            pl.col("function").eq_missing(most["function"]), pl.col("what") != ""
+        )
+        why = why.sort(-pl.col("n"), "line").head(_NAMED)
+        named = [
+            f"{what} ({format_times(n)})" if n > 1 else what for what, n in why["what", "n"].rows()
+        ]
+        took = f", {format_ns(most['total_ns'])}" * (most["total_ns"] > 0)
+        title = f"{text} {most['function'] or 'code'} ({format_times(most['n'])}{took})"
+        others = sums.height - 1
+        title += f", and {format_count(others, 'other function')}" * (others > 0)
+        title += f": {'; '.join(named)}" * bool(named)
+        yield _problem(kind, f"{title}.", 0.5 if most["n"] >= _MANY else 0)
 
 
 # --- engines -------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ _PLACE = ("start", "end", "deviceId", "globalPid")
 def kernels(export: tables.Export) -> pl.DataFrame:
     """Return one row per kernel, with its demangled name."""
     extra, sizes = _launch_config(export)
-    columns = [*_placed(export), tables.name_id("demangledName"), *sizes]
+    columns = [*_placed(export, tables.KERNEL), tables.name_id("demangledName"), *sizes]
     rows = _rows(export, tables.KERNEL, "demangledName", *extra, columns=columns)
     return rows.with_columns(export.named(rows["name"]), kind_of("kernel"))
 
@@ -183,17 +183,22 @@ def nic_metrics(export: tables.Export) -> pl.DataFrame:
     )
 
 
-def _place(export: tables.Export) -> tuple[str, ...]:
+def _is_linked(export: tables.Export, table: str) -> bool:
+    """Whether to read the launch calls of device work, and the table has them."""
+    return export.fills("correlation") and "correlationId" in export.database.tables.get(table, ())
+
+
+def _place(export: tables.Export, table: str) -> tuple[str, ...]:
     """Return the database columns for time and place of device work."""
     stream = ("streamId",) if export.fills("stream") else ()
-    return (*_PLACE, *stream, *(("correlationId",) if export.fills("correlation") else ()))
+    return (*_PLACE, *stream, *(("correlationId",) if _is_linked(export, table) else ()))
 
 
 def _rows(
     export: tables.Export, table: str, *more: str, columns: Sequence[str | pl.Expr]
 ) -> pl.DataFrame:
     """Read device work: time, place and more columns."""
-    read = (*_place(export), *more)
+    read = (*_place(export, table), *more)
     return export.inside_windows(table, *read, columns=columns, place="globalPid")
 
 
@@ -208,11 +213,11 @@ def _work(
 ) -> pl.DataFrame:
     """Return rows of device work of one kind, named by a function of the key columns."""
     size = ("bytes",) if sized and export.fills("bytes") else ()
-    rows = _rows(export, table, *size, *key, columns=[*_placed(export), *size, *key])
+    rows = _rows(export, table, *size, *key, columns=[*_placed(export, table), *size, *key])
     return _named(rows, key, name).with_columns(kind_of(kind))
 
 
-def _placed(export: tables.Export) -> Iterator[pl.Expr]:
+def _placed(export: tables.Export, table: str) -> Iterator[pl.Expr]:
     """Return the columns for time and place of device work."""
     yield from span()
     yield export.pid("globalPid")
@@ -220,7 +225,9 @@ def _placed(export: tables.Export) -> Iterator[pl.Expr]:
     if export.fills("stream"):
         yield tables.none_if_unset("streamId", "stream")
     if export.fills("correlation"):
-        yield pl.col("correlationId").alias("correlation")
+        unknown = pl.lit(None, pl.Int64)
+        linked = pl.col("correlationId") if _is_linked(export, table) else unknown
+        yield linked.alias("correlation")
 
 
 def _named(rows: pl.DataFrame, key: Sequence[str], name: Callable[..., str]) -> pl.DataFrame:

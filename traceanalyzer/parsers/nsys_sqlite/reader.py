@@ -294,6 +294,10 @@ def _only_process(database: Database) -> int | None:
     return known.item() if known.len() == 1 else None
 
 
+#: Tables of device work that tells something without its launch calls, too.
+_UNLINKED = (tables.KERNEL, tables.MEMCPY, tables.MEMSET)
+
+
 def _without_columns(database: Database, only_process: int | None) -> list[Issue]:
     """Drop tables without a required column, and report them and missing tables.
 
@@ -309,7 +313,10 @@ def _without_columns(database: Database, only_process: int | None) -> list[Issue
         recorded = database.tables.get(table, required)
         needed = (c for c in required if c != _PROCESS or only_process is None)
         missing = [c for c in needed if c not in recorded]
-        if missing:
+        if missing == ["correlationId"] and table in _UNLINKED:
+            text = f"{table}.correlationId: its rows are read without their launch calls"
+            issues.append(("data_loss", "missing-column", 1, text))
+        elif missing:
             del database.tables[table]
             issues.append(("data_loss", "missing-column", 1, f"{table}.{missing[0]}"))
     return issues

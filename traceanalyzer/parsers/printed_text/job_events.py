@@ -3,7 +3,8 @@
 ``ProcessGroupNCCL`` prints a line for each collective that timed out: the rank in square brackets
 is that within the group, the one before it, which newer versions print, is that of the job. With
 TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks compare what they call, and print where they differ.
-Lines that are alike are one row, with the first of them; each line of an engine is one.
+Lines that are alike are one row, with the first of them; each line of an engine is one. Guards and
+reasons of torch.compile belong to the function in the line before, and are alike if numbers differ.
 """
 
 import re
@@ -19,7 +20,10 @@ _RANK = (
     r"(?:\[rank(?P<rank>\d{1,7})\]:.{0,200}?)?"
     r"\[(?:PG (?:ID \d{1,9} PG GUID )?(?P<group>[^\]]{1,200}?) )?Rank (?P<of_group>\d{1,7})\] {1,3}"
 )
-_TEXTS = ("group", "of_group", "op", "ranks", "shape", "what", "rank", "engine", "message")
+_TEXTS = (
+    "group", "of_group", "op", "ranks", "shape", "what", "rank", "engine", "message", "function",
+)  # fmt: skip
+_OF_FUNCTION = {"guard": "recompilation", "graph break reason": "graph break"}
 _LONGEST, _MOST = 200, 1 << 16
 
 
@@ -60,19 +64,30 @@ class Reader:
         self._others = 0  # lines of engines leave room for a failure after them
         self._last = dict[tuple[object, ...], int]()
         self._events = dict[tuple[object, ...], tuple[Line, dict[str, str], int]]()
+        self._functions = dict[str, str]()  # the last one of a kind
+        self._seconds = dict[tuple[object, ...], float]()
 
     def feed(self, line: Line) -> None:
         """Read a line."""
         for kind, match in events(line.text):
             texts = {name: text for name, text in match.groupdict().items() if text is not None}
+            seconds = float(number(texts.pop("seconds", "")) or 0)
+            if kind in _OF_FUNCTION:
+                texts["function"] = self._functions.get(_OF_FUNCTION[kind], "")
+            self._functions[kind] = texts.get("function", "")
             message = line.text[match.start() :][:_LONGEST].strip()
             same = texts.items() if texts else [("message", re.sub(r"\d+", "#", message))]
+            if "function" in texts:
+                what = texts.get("what", "")
+                what = re.sub(r"\d+", "#", what) if kind in _OF_FUNCTION else what
+                same = [("function", texts["function"]), ("what", what)]
             key = kind, line.rank, *same, line.number if kind in _ENGINES else None
             first, known, n = self._events.get(key, (line, {**texts, "message": message}, 0))
             if n or kind in _ENGINES or self._others < _MOST:
                 self._others += kind not in _ENGINES and not n
                 self._last[key] = line.number
                 self._events[key] = first, known, n + 1
+                self._seconds[key] = self._seconds.get(key, 0.0) + seconds
 
     def close(self) -> None:
         """End the text: write the events."""
@@ -85,6 +100,8 @@ class Reader:
             rank = texts.get("rank") or first.launched
             rank = texts.get("of_group") if rank is None else rank
             values["n"] = float(n)
+            if self._seconds[key]:
+                values["total_ns"] = 1e9 * self._seconds[key]
             if n > 1:
                 values["last"] = float(self._last[key])
             form, of = ENGINE if kind in _ENGINES else FORM, None if rank is None else int(rank)
