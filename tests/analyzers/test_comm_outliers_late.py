@@ -189,3 +189,27 @@ def test_a_rank_that_restarts_is_no_straggler(number_again: bool) -> None:
 def test_a_rank_that_pauses_without_a_restart_is_a_straggler() -> None:
     traces = [restarting(rank, number_again=False, pause=300 * MS) for rank in range(3)]
     assert "straggler" in {one.id for one in ta.diagnose(traces).findings}
+
+
+def short_waits(late_ns: int) -> list[Trace]:
+    """Return 4 ranks with 16 collectives in each of 4 steps; another rank is late at each."""
+    ranks = []
+    for rank in range(4):
+        rows = [step(number, number * 16 * MS, 16 * MS) for number in range(4)]
+        for at in range(64):
+            late = (at * 7 // 3) % 4 == rank
+            begin, end = at * MS + 400 * US + late * late_ns, at * MS + 900 * US
+            rows.append(device(GEMM, at * MS, begin - at * MS))
+            about = {"seq": at, "group": "0", "group_size": 4, "stream": 20}
+            rows.append(device(ALL_REDUCE, begin, end - begin, **about))
+        ranks.append(trace(rows, rank, world_size=4))
+    return ranks
+
+
+@pytest.mark.parametrize(("late_ns", "much"), [(400 * US, True), (40 * US, False)])
+def test_many_short_waits_for_changing_ranks_are_no_lack_of_problems(
+    late_ns: int, much: bool
+) -> None:
+    result = ta.comm_outliers(short_waits(late_ns))
+    assert result.stragglers().is_empty()
+    assert ("none in most" in str(result.verdict)) == much

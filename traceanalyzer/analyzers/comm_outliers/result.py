@@ -487,7 +487,8 @@ def _stragglers(result: CommOutliers) -> str:
     if result.waits_for_schedule:
         return _bubble(result)
     if stragglers.is_empty():
-        return ""
+        is_much = result.exposed_wait_ns >= arrivals.WARN_FRAC * result.totals.total_span_ns > 0
+        return _changing(result) if is_much else ""
     worst, *others = stragglers.iter_rows(named=True)
     rank = worst["rank"]
     if not result.is_steady(rank):
