@@ -298,6 +298,7 @@ def test_change_below_the_minimum_is_no_change() -> None:
         ([100] * 6 + [300] * 3, "no change", "step"),
         ([100, 300, 300, *[100] * 6, 300, 100, 100], "no change", "step"),
         ([100, 100, 100, 180] * 3, "regression", "mean"),
+        ([100, 180] * 6, "regression", "mean"),  # half of the steps: the median is in between
         ([100] * 11 + [900], "no change", "step"),
         ([100, 104] * 6, "no change", "step"),
         ([140] * 9 + [400] * 3, "regression", "step"),

@@ -375,6 +375,10 @@ def _means(result: Diff, measure: Measure) -> str:
     numbers = f"({format_ns(after)}, before {format_ns(before)})"
     if measure.name == "mean":
         which = "after" if measure.change > 0 else "before"
+        if abs(after - before) >= runs.MEAN_FRAC * before:
+            return (
+                f"Half of the steps are slow in the run {which}; the median is uncertain {numbers}."
+            )
         return f"The median did not change {numbers}: one step in a few is slow in the run {which}."
     small = measure.outcome == "no change" and _is_small(measure)
     if not small or abs(after - before) < runs.MEAN_FRAC * before:

@@ -338,7 +338,10 @@ def _mean(before: Run, after: Run, median: Measure) -> Measure:
     sides = [step_times(run) for run in (before, after)]
     means = [float(side.mean()) for side in sides]
     one = noise_of(*map(_error_of_slow, sides))
-    noise = None if median.noise is None else float(np.hypot(median.noise, one))
+    others = median.noise
+    if others is not None and any(map(_is_regular, sides)):
+        others = noise_of(*map(_error_of_others, sides))
+    noise = None if others is None else float(np.hypot(others, one))
     least = max(median.least, MEAN_FRAC)
     return replace(median, name="mean", before=means[0], after=means[1], noise=noise, least=least)
 
@@ -359,6 +362,12 @@ def _error_of_slow(times: Floats) -> float:
     slow = times[_slow(times)]
     spread = slow.std(ddof=1) * slow.size**0.5
     return float(np.hypot(np.ptp(times) / ERRORS, spread) / times.size)
+
+
+def _error_of_others(times: Floats) -> float:
+    """Return the standard error of the steps that are not slow: with half of them, all differ."""
+    usual = np.delete(times, _slow(times)) if _is_regular(times) else times
+    return float(standard_errors(usual[None, :])[0])
 
 
 def _slow(times: Floats) -> npt.NDArray[np.int64]:
