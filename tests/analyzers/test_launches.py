@@ -887,6 +887,18 @@ def test_advice_fits_the_program(name: str, graph: str, pytorch: bool) -> None:
     assert ("torch" in result.verdict) == (pytorch and not graph)
 
 
+@pytest.mark.parametrize("in_steps", [True, False])
+def test_without_other_launches_none_are_to_be_captured(in_steps: bool) -> None:
+    """All launches are of graphs: neither "the other 0 launches" nor graphs as advice."""
+    rows = [row | {"name": "cudaGraphLaunch"} if "Launch" in row["name"] else row
+            for row in starved(40)]  # fmt: skip
+    result = launches(trace([*rows, *[step(1, -10 * US, MS)] * in_steps]))
+    assert result.calls.launches == 40
+    assert result.more_graphs
+    assert "other" not in result.more_graphs.partition("(")[0]
+    assert "capture" not in result.verdict
+
+
 def test_synchronising_calls_of_other_programs_are_named() -> None:
     rows = []
     for number in range(30):

@@ -419,6 +419,29 @@ def test_kernels_without_a_name_are_those_of_eager_steps(tmp_path: Path) -> None
     assert result.modules["self_device_ns"].sum() == result.device_ns
 
 
+@pytest.mark.parametrize("depth", [None, 1])
+def test_a_module_that_launches_all_graphs_is_not_the_longest(
+    depth: int | None, tmp_path: Path
+) -> None:
+    """Its kernels may be of any module in it, unless modules in it are not asked for."""
+    path = write(tmp_path / "rank0.json", [module("Model_0", 1, 990, 1010),
+                                           *replay(1000, 1, named=False)])  # fmt: skip
+    result = ta.modules(path, depth=depth)
+    assert device_ns(result) == {"Model_0": 80}
+    assert device_ns(result, "graph_device_ns") == ({"Model_0": 80} if depth is None else {})
+    assert ("has the highest" in result.verdict) == (depth is not None)
+    assert ("graphs that Model_0 launches" in result.verdict) == (depth is None)
+
+
+def test_the_longest_module_is_that_of_known_kernels(tmp_path: Path) -> None:
+    """Eager kernels are longer than the graph of the model: one of them is known."""
+    graph = slice_("cuda_runtime", "cudaGraphLaunch", 1, 1000, 1004, correlation=1)
+    events = [*eager(0, 100), module("Model_0", 1, 990, 1010), graph, work("other", 1100, 12, 1)]
+    result = ta.modules(write(tmp_path / "rank0.json", events))
+    assert device_ns(result, "graph_device_ns") == {"Model_0": 12}
+    assert result.verdict.partition(": ")[2].partition("/")[2].startswith("layers.1.mlp has")
+
+
 def test_an_eager_trace_next_to_it_has_the_modules(tmp_path: Path) -> None:
     replays = write(tmp_path / "replay.json", replay(0, 1, named=False), rank=0)
     alone = write(tmp_path / "eager.json", eager(0, 100), rank=1)

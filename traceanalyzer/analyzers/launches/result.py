@@ -278,15 +278,20 @@ class Launches(Result):
     def more_graphs(self) -> str:
         """Advice for a program that already launches graphs; empty for others.
 
-        ``capture the other 40 launches per step in graphs too (hipGraphLaunch is already used)``.
+        ``capture the other 40 launches per step in graphs too (hipGraphLaunch is already used)``;
+        without other launches, to launch graphs earlier.
         """
-        name = pl.col("launch_name").cast(pl.String)
-        graphs = self.calls.by_name.select(name).filter(name.str.contains(GRAPH_LAUNCH)).to_series()
+        is_graph = pl.col("launch_name").cast(pl.String).str.contains(GRAPH_LAUNCH)
+        calls = self.calls.by_name.select("launch_name", is_graph=is_graph)
+        graphs = calls.filter("is_graph")["launch_name"]
         if graphs.is_empty():
             return ""
         n = self.steps.select((pl.col("launches") - pl.col("graph_launches")).median()).item()
-        n = None if 2 * self.steps["launches"].sum() < self.calls.launches else n
-        others = "launches" if n is None else f"{format_count(round(n), 'launch', 'es')} per step"
+        n = None if 2 * self.steps["launches"].sum() < self.calls.launches else round(n)
+        if n == 0 or calls["is_graph"].all():
+            only = "most steps launch only graphs" if n == 0 else "all launches are of graphs"
+            return f"issue each {graphs[0]} before the last graph ends ({only})"
+        others = "launches" if n is None else f"{format_count(n, 'launch', 'es')} per step"
         return f"capture the other {others} in graphs too ({graphs[0]} is already used)"
 
     def view(self) -> View:

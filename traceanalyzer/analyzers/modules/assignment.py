@@ -639,8 +639,8 @@ def of_rows(module: nesting.Rows, phase: npt.NDArray[np.int8]) -> list[pl.Series
 
 def moved(
     replayed: Sequence[pl.DataFrame], launchers: Sequence[pl.DataFrame], by: str
-) -> tuple[pl.DataFrame, int]:
-    """Return the device time of replays as changes of sums, and how much found its module or code.
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the device time of replays as changes of sums, and that which stays at the launches.
 
     Args:
         replayed: rows of :func:`replayed` of all ranks, modules numbered over all.
@@ -648,9 +648,10 @@ def moved(
         by: ``module`` or ``code``.
 
     Returns:
-        The column ``by``, ``phase``, ``device_ns``; and the time in ns.
+        The column ``by``, ``phase``, ``device_ns``; and the column ``by``, ``graph_device_ns``.
     """
-    found = replays.resolved(pl.concat(replayed), launchers, ["to", "to_phase"])
+    rows = pl.concat(replayed)
+    found = replays.resolved(rows, launchers, ["to", "to_phase"])
     time = pl.col("length_ns")
     changes = pl.concat(
         [
@@ -658,4 +659,7 @@ def moved(
             found.select(pl.col("to").alias(by), phase="to_phase", device_ns=time),
         ]
     )
-    return changes, int(found["length_ns"].sum())
+    left = pl.concat(
+        [rows.select(by, graph_device_ns=time), found.select(by, graph_device_ns=-time)]
+    )
+    return changes, left.group_by(by).agg(pl.col("graph_device_ns").sum())

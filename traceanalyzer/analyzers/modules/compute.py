@@ -222,7 +222,7 @@ def combine(parts: Sequence[Part], options: Options) -> Modules:
         list(numbers), schema={"parent": pl.Int64, "name": pl.String}, orient="row"
     )
     each = list(zip(ordered, places, strict=True))
-    changes, matched_ns = assignment.moved(
+    changes, left = assignment.moved(
         [_renumbered(part.replays, place, "module") for part, place in each],
         [_renumbered(part.launchers, place, "to") for part, place in each],
         "module",
@@ -238,7 +238,14 @@ def combine(parts: Sequence[Part], options: Options) -> Modules:
     )
     is_unknown = pl.col("unknown") & (pl.col("flops") == 0)
     rows = rows.with_columns(pl.when(~is_unknown).then("flops").alias("flops")).drop("unknown")
-    modules = with_totals(frame, rows)
+    of_graphs = dict(left.iter_rows())
+    numbered = (*range(frame.height), assignment.OUTSIDE)
+    modules = with_totals(frame, rows, [of_graphs.get(one, 0) for one in numbered])
+    if options.depth is not None:  # modules below are no modules of the result
+        inner = pl.col("graph_device_ns") * (pl.col("depth") < options.depth)
+        modules = modules.with_columns(graph_device_ns=inner)
+    matched_ns = sum(int(part.replays["length_ns"].sum()) for part in parts)
+    matched_ns -= sum(of_graphs.values())
     if matched_ns:
         modules = modules.with_columns(pl.lit(None, pl.Int64).alias("mean_device_ns"))
     return Modules(

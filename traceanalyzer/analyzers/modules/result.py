@@ -1,6 +1,6 @@
 """Result of the modules analysis: data, verdict, notes, tables, charts and flame graphs."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -67,12 +67,13 @@ class Modules(Result):
             by /), ``parent`` (row), ``name``, ``class``, ``depth`` (1: outermost), ``calls``
             (forward), ``recomputed_calls``; of ``host_ns``, ``device_ns``, ``flops``,
             ``host_memory_bytes`` and ``device_memory_bytes``: ``self_`` (without modules in it) and
-            ``total_``; ``forward_``, ``backward_`` and ``recomputed_`` parts of the totals of
-            times (outside of modules, forward is all but the backward pass); ``host_frac`` and
-            ``device_frac`` (total over all host time and all device work), ``mean_host_ns``
-            (forward time per call) and ``mean_device_ns`` (total per call; null with work of
-            graphs, whose calls are not recorded). Null if the data was
-            not recorded.
+            ``total_``; ``graph_device_ns`` (part of ``self_device_ns`` of CUDA or HIP graphs that
+            the module launches, whose kernels may be of modules in it); ``forward_``,
+            ``backward_`` and ``recomputed_`` parts of the totals of times (outside of modules,
+            forward is all but the backward pass); ``host_frac`` and ``device_frac`` (total over
+            all host time and all device work), ``mean_host_ns`` (forward time per call) and
+            ``mean_device_ns`` (total per call; null with work of graphs, whose calls are not
+            recorded). Null if the data was not recorded.
         ranks: one row per file and rank: ``rank``, ``path``, ``modules``, ``calls``, ``host_ns``,
             ``inside_host_ns``, ``device_ns``, ``inside_device_ns``.
         nodes: number of nodes of the backward pass.
@@ -118,12 +119,15 @@ class Modules(Result):
         return self.view_from(_verdict, _notes, _tables, _charts, flames=partial(_flames, self))
 
 
-def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
+def with_totals(
+    modules: pl.DataFrame, sums: pl.DataFrame, of_graphs: Sequence[int]
+) -> pl.DataFrame:
     """Return the rows of :attr:`Modules.modules`.
 
     Args:
         modules: ``parent``, ``name``; parents first.
         sums: ``module``, ``phase``, ``calls`` and :data:`SUMS`.
+        of_graphs: ``graph_device_ns`` of each module, and of everything outside of modules.
     """
     outside = {"parent": [None], "name": [None]}
     numbered = pl.concat([modules, pl.DataFrame(outside, schema=modules.schema)])
@@ -155,6 +159,8 @@ def with_totals(modules: pl.DataFrame, sums: pl.DataFrame) -> pl.DataFrame:
         for column, values in parts.items():
             columns.append(pl.Series(column, values if name in known else [None] * (last + 1),
                                      dtype=pl.Int64))  # fmt: skip
+    each = of_graphs if "device_ns" in known else [None] * (last + 1)
+    columns.append(pl.Series("graph_device_ns", each, dtype=pl.Int64))
     return _described(numbered.drop("row").hstack(columns))
 
 
@@ -222,30 +228,42 @@ def _verdict(result: Modules) -> str:
     each = ", ".join(f"{name} {format_ns(time)}" for name, time in phases if time)
     share = format_frac(inside / whole) if whole else "0 %"
     first = f"Modules take {share} of {what} ({format_ns(inside)} of {format_ns(whole)})"
+    start = f"{first}: {each}." if each else f"{first}."
+    if of == "device":  # kernels of graphs may be of any module in the one that launches them
+        self_ns = pl.col("self_device_ns") - pl.col("graph_device_ns")
+        rows = rows.with_columns(self_device_ns=self_ns)
     most = rows.sort(f"self_{of}_ns", descending=True, maintain_order=True).row(0, named=True)
     time = most[f"self_{of}_ns"] or 0
-    of_graphs = result.replayed_ns - result.named_ns - result.matched_ns if of == "device" else 0
-    longest = shared = ""
+    of_graphs = int(result.modules["graph_device_ns"].sum()) if of == "device" else 0
     if of_graphs > time:
+        share = format_frac(of_graphs / whole)
         longest = (
-            f"{format_ns(of_graphs)} ({format_frac(of_graphs / whole)}) is of graphs and not "
-            "divided by module: the module with the highest time is unknown."
+            f"{format_ns(of_graphs)} ({share}) is of graphs{_launched_by(rows, of_graphs)} and not "
+            "divided by module: the module with the highest self time is unknown."
         )
-    elif inside:
-        others = rows.filter(pl.col(f"self_{of}_ns") == time).height - 1
-        with_others = f" and {format_count(others, 'other module')} have" if others else " has"
-        longest = (
-            f"{most['module']}{with_others} the highest self {of} time: {format_ns(time)}"
-            f"{' each' * bool(others)} ({format_frac(time / whole)})."
-        )
-    classes = _classes(result.modules).row(0, named=True)
-    if inside and classes["modules"] > 1 and of_graphs <= time:
+        return sentences(start, longest)
+    if not inside:
+        return start
+    others = rows.filter(pl.col(f"self_{of}_ns") == time).height - 1
+    with_others = f" and {format_count(others, 'other module')} have" if others else " has"
+    longest = (
+        f"{most['module']}{with_others} the highest self {of} time: {format_ns(time)}"
+        f"{' each' * bool(others)} ({format_frac(time / whole)})."
+    )
+    shared, classes = "", _classes(rows).row(0, named=True)
+    if classes["modules"] > 1:
         time = classes[f"self_{of}_ns"]
         shared = (
             f"Of all classes, {classes['class']} ({classes['modules']:,} modules) has the highest: "
             f"{format_ns(time)} ({format_frac(time / whole)})."
         )
-    return sentences(f"{first}: {each}." if each else f"{first}.", longest, shared)
+    return sentences(start, longest, shared)
+
+
+def _launched_by(rows: pl.DataFrame, of_graphs: int) -> str:
+    """Return which module launches all graphs whose kernels are not divided by module."""
+    names = rows.filter(graph_device_ns=of_graphs)["module"]
+    return f" that {names[0]} launches" if names.len() == 1 else ""
 
 
 def _notes(result: Modules) -> Iterator[str]:
