@@ -8,13 +8,16 @@ import pickle
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from time import process_time
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 import pytest
 from module_traces import Event, module, op, slice_, write
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.modules.result import OUTSIDE
 from traceanalyzer.errors import MissingData
 from traceanalyzer.render.flamegraph import fill_of_package
@@ -539,6 +542,51 @@ def test_equal_layers_have_the_modules_of_the_whole_graph_in_order(
         per_module[f"layers_{at}/mlp"] -= 1
     outside = {None: 16 + n_layers + 6}
     assert device_ns(ta.modules([eager_path, graph_path])) == per_module | outside
+
+
+def test_a_graph_without_the_ends_of_a_step_has_the_modules_of_all_warm_up_steps(
+    tmp_path: Path,
+) -> None:
+    """The graph has no kernel only once: each third of the warm-up is a repeat."""
+    eager_path = write(tmp_path / "eager.json", launched(layers(4) * 3, 0, 1))
+    graph_path = write(tmp_path / "graph.json", of_graph(layers(4)[1:-1], 0, 1))
+    expected = of_modules(layers(4), 3)
+    for name, us in of_modules(layers(4)[1:-1], 1).items():
+        expected[name] += us
+    assert device_ns(ta.modules([eager_path, graph_path])) == expected
+
+
+def test_kernels_in_another_order_are_of_another_program(tmp_path: Path) -> None:
+    """The other graph has each kernel as often."""
+    kernels = [(f"kernel_{n}", f"layers_{at}", 5) for at in range(2) for n in range(20)]
+    shuffled = [kernels[at] for at in np.random.default_rng(7).permutation(40)]
+    eager_path = write(tmp_path / "eager.json", launched(kernels, 0, 1))
+    for graph, matched in ((kernels, 40), (shuffled, 0)):
+        graph_path = write(tmp_path / "graph.json", of_graph(graph, 0, 1))
+        result = ta.modules([eager_path, graph_path])
+        assert (result.replayed_ns, result.matched_ns) == (40 * 5_000, matched * 5_000)
+
+
+def test_many_distinct_graphs_are_compared_in_linear_time() -> None:
+    """To compare each kernel of 1,000 graphs with each of a step takes minutes."""
+    random, names = np.random.default_rng(7), [*"abcde"] * 100
+
+    def sequence(number: int, names: list[str]) -> pl.DataFrame:
+        same = pl.Series([number] * len(names), dtype=pl.UInt64)
+        columns = dict.fromkeys(replays.CONTEXTS[:-1], same)
+        frame = pl.DataFrame(columns | {"names_0": pl.Series(names).hash()})
+        return frame.with_columns(position=pl.int_range(pl.len()))
+
+    def changed() -> list[str]:
+        at = random.integers(0, 500, 2)
+        return ["other" if i in at else name for i, name in enumerate(names)]
+
+    graphs = pl.concat([sequence(number, changed()) for number in range(1_000)])
+    eager = sequence(1_000, names).with_columns(to=pl.int_range(500) // 5)
+    began = process_time()
+    found = replays.resolved(graphs, [replays.known(eager, ["to"])], ["to"])
+    assert process_time() - began < 10
+    assert found.height > 0.5 * graphs.height
 
 
 def test_a_graph_of_one_of_several_equal_layers_is_not_guessed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ each launch call became one kernel of the graph. Kernels of equal layers have th
 their operators follow from the order of the whole graph and of a whole step.
 """
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +20,6 @@ from traceanalyzer.units import format_count, format_frac, format_ns
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 _Hashes = npt.NDArray[np.uint64]
-_Rows = npt.NDArray[np.integer]
 
 GRAPH_LAUNCH = "GraphLaunch"
 _CAPTURE_BEGINS, _CAPTURE_ENDS = r"StreamBeginCapture", r"StreamEndCapture"
@@ -39,8 +38,9 @@ _LONE = _NAMES[-1]
 _ORDER = ("sequence", "position")
 CONTEXTS = (*_NAMES, _PLACE, *_ORDER)
 
-#: Longer sequences are compared up to here; less than this share in common is another program.
-_MOST_KERNELS = 4_000
+#: Longer sequences are compared up to here; less than this share in common, and in the same order,
+#: is another program.
+_MOST_KERNELS = 20_000
 _LEAST_COMMON = 0.5
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
@@ -162,59 +162,170 @@ def resolved(
         has_operator = joined[keys[0]].is_not_null()
         matches.append(joined.filter(has_operator).drop(CONTEXTS))
         left = joined.filter(~has_operator).drop(keys)
-    lanes = every.drop_nulls("sequence").sort("position").partition_by("sequence")
+    lanes = every.drop_nulls("sequence")
     open_graphs = replays.join(left, on="sequence", how="semi")
-    compared = open_graphs.filter(pl.col("position") < _MOST_KERNELS).unique(_ORDER).sort(_ORDER)
-    for graph in compared.partition_by("sequence") if lanes else ():
-        joined = left.join(_in_order(graph, lanes, keys), on=_ORDER)
+    compared = open_graphs.filter(pl.col("position") < _MOST_KERNELS)
+    graphs = compared.select(*_ORDER, pl.col(_LONE).alias("context")).unique(_ORDER)
+    if lanes.height and graphs.height:
+        joined = left.join(_in_order(graphs, lanes, keys), on=_ORDER)
         matches.append(joined.drop(CONTEXTS))
     return pl.concat(matches)
 
 
-def _in_order(
-    graph: pl.DataFrame, lanes: Sequence[pl.DataFrame], keys: Sequence[str]
-) -> pl.DataFrame:
-    """Return the operators of a graph's kernels by their order: sequence, position and keys.
+def _in_order(graphs: pl.DataFrame, lanes: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    """Return the operators of graphs' kernels by their order: sequence, position and keys.
 
-    The kernels are paired with the sequence that has most in common with them. A kernel has no
-    operator if others could take its place, or if it could be of another operator.
+    The lane that has most kernels in common with a graph is divided into repeats of the graph, at
+    a kernel that the graph has once. A kernel is the one of the same name and number in a repeat
+    that has the name equally often, if it and most of the graph have the same order there, and if
+    all repeats have the same operator.
+
+    Args:
+        graphs: kernels of graphs: context, sequence and position.
+        lanes: kernels without a graph: the same, and keys.
+        keys: the columns that identify an operator.
     """
-    names = Counter(graph[_LONE])
-    common = [(names & Counter(lane["context"])).total() for lane in lanes]
-    lane = lanes[common.index(max(common))]
-    if max(common) < _LEAST_COMMON * graph.height:
-        return graph.select(_ORDER).hstack(lane.clear(graph.height).select(keys))[:0]
-    at, to, rank = _pairs(graph[_LONE].to_numpy(), lane["context"].to_numpy())
-    pairs = graph.select(_ORDER)[at].hstack(lane.select(keys)[to]).with_columns(rank=rank)
-    return pairs.unique().filter(pl.len().over("rank") == 1).drop("rank").drop_nulls(keys[0])
+    owners = lanes.select(keys).unique(maintain_order=True).with_row_index("owner")
+    owner = pl.when(pl.col("owner").n_unique() == 1).then(pl.col("owner").first())
+    lanes = lanes.join(owners, on=keys, nulls_equal=True)
+    lanes = lanes.group_by(lane="sequence", position="position", context="context").agg(owner)
+    graphs = graphs.join(_most_in_common(graphs, lanes), on="sequence")
+    repeats = lanes.join(graphs.select("lane", "anchor", "times").unique(), on="lane")
+    graphs = _in_repeats(graphs, "sequence").with_row_index("kernel")
+    pairs = _pairs(graphs, _in_repeats(repeats, "lane", "anchor", "times"))
+    of_kernel = pairs.group_by("kernel").agg(
+        owner=pl.col("owner").min(), is_one=pl.col("owner").min() == pl.col("owner").max(),
+        unknown=pl.col("owner").null_count(),
+    )  # fmt: skip
+    known = of_kernel.filter("is_one", unknown=0)
+    ordered = graphs.select("kernel", *_ORDER)[_same_order(pairs)]
+    rows = ordered.join(known, on="kernel").join(owners, on="owner")
+    return rows.select(*_ORDER, *keys).drop_nulls(keys[0])
 
 
-def _pairs(names: _Hashes, others: _Hashes) -> tuple[_Rows, _Rows, _Rows]:
-    """Return the pairs of the longest common subsequences: both positions, and the pair's number.
+def _most_in_common(graphs: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
+    """Return the lane that has most kernels in common with a graph: sequence, lane, height, anchor.
 
-    Of the longest, those that skip fewest others; if there are several, the pairs of all.
+    The anchor is the kernel that the graph has once, and the lane least often. Without any it is 0,
+    and ``times`` is how often the lane has most kernels of the graph. Lanes that have less than
+    half of the graph's kernels are another program.
     """
-    before = _scores(names, others)
-    after = _scores(names[::-1], others[::-1])[::-1, ::-1]
-    gain = others.size + 1
-    whole = np.where(before > 0, before + after - gain, 0)
-    at, to = np.nonzero(whole == max(1, whole.max()))
-    return at, to, -(-before[at, to] // gain)
+    each = graphs.group_by("sequence", "context").agg(n=pl.len(), at=pl.col("position").min())
+    of_lane = lanes.group_by("lane", "context").agg(of_lane=pl.len())
+    once = pl.col("context").filter(pl.col("n") == 1)
+    common = each.with_columns(height=pl.col("n").sum().over("sequence")).join(of_lane, "context")
+    often = (pl.col("of_lane") / pl.col("n")).median().round().clip(1)
+    rows = common.sort("of_lane", "at").group_by("sequence", "lane", maintain_order=True).agg(
+        pl.first("height"), anchor=once.first().fill_null(0),
+        times=pl.when(once.len() == 0).then(often).otherwise(1).cast(pl.Int64),
+        common=pl.min_horizontal("n", "of_lane").sum(),
+    )  # fmt: skip
+    rows = rows.filter(pl.col("common") >= _LEAST_COMMON * pl.col("height"))
+    best = rows.sort("common", "lane", descending=[True, False]).unique("sequence", keep="first")
+    return best.drop("common")
 
 
-def _scores(names: _Hashes, others: _Hashes) -> npt.NDArray[np.int32]:
-    """Return the score of the best common subsequence that ends with each pair; 0 if unequal.
+def _pairs(graphs: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
+    """Return kernels of graphs with those of their lanes, in repeats with at least half of a graph.
 
-    A pair counts as the number of others plus 1, and each skipped other as -1.
+    Kernels are of the same name, else of the same name between the same names.
+
+    Returns:
+        kernel, sequence, height; repeat, lane_place, owner.
     """
-    skipped = np.arange(others.size + 1, dtype=np.int32)
-    best = np.zeros(others.size + 1, np.int32)
-    scores = np.zeros((names.size, others.size), np.int32)
-    for row, name in enumerate(names):
-        scores[row] = np.where(others == name, np.maximum(best[:-1], 0) + others.size + 1, 0)
-        best[1:] = np.maximum(best[1:], scores[row])
-        best = np.maximum.accumulate(best + skipped) - skipped
-    return scores
+    of_lane = pl.struct("lane", "anchor", "times", "repeat").hash()
+    left, pairs = graphs, []
+    for name in ("context", "around"):
+        of_graph = _numbered(graphs, pl.col("sequence"), name, pl.lit(1)).join(
+            left, on="kernel", how="semi"
+        )
+        of_repeat = _numbered(lanes, of_lane, name, pl.col("times"))
+        pairs.append(
+            of_graph.select("key", "kernel", "sequence", "height")
+            .join(of_repeat.select("key", "repeat", "owner", lane_place="place"), on="key")
+            .drop("key")
+        )
+        left = left.join(pairs[-1], on="kernel", how="anti")
+    rows = pl.concat(pairs).with_columns(found=pl.len().over("sequence", "repeat"))
+    return rows.filter(pl.col("found") >= _LEAST_COMMON * pl.col("height"))
+
+
+def _numbered(rows: pl.DataFrame, of: pl.Expr, name: str, times: pl.Expr) -> pl.DataFrame:
+    """Return kernels with a key: their lane and anchor, name, number and that of all of the name.
+
+    Args:
+        rows: rows of :func:`_in_repeats`.
+        of: hash of the graph or repeat of a kernel.
+        name: column of the name.
+        times: number of equal parts of the kernels of a name, each of which is a repeat.
+    """
+    factor = pl.lit(_FACTOR)
+    rows = rows.with_columns(group=of * factor + pl.col(name))
+    n = pl.len().over("group").cast(pl.Int64)
+    numbered = rows.with_columns(number=pl.int_range(pl.len()).over("group"), n=n // times)
+    numbered = numbered.filter(pl.col("n") > 0, n % times == 0)
+    counts = (pl.col("number") % pl.col("n") * 30_011 + pl.col("n")).cast(pl.UInt64)
+    key = pl.col("lane") * 3 + pl.col("anchor") * 5 + pl.col(name) * 7 + counts * factor
+    repeat = pl.col("repeat") + pl.col("number") // pl.col("n")
+    return numbered.with_columns(key=key + pl.col("times").cast(pl.UInt64), repeat=repeat)
+
+
+def _in_repeats(rows: pl.DataFrame, *sequence: str) -> pl.DataFrame:
+    """Return kernels with the repeat of the graph, their place in it, and a hash with neighbors.
+
+    A repeat is from an anchor to the next; what is before the first one follows the last one.
+    """
+    rows = rows.sort(*sequence, "position")
+    begins = (pl.col("context") == pl.col("anchor")).cast(pl.Int64)
+    repeat = begins.cum_sum().over(*sequence)
+    context = pl.col("context")
+    around = (context * 3 + context.shift(1, fill_value=0)) * 5 + context.shift(-1, fill_value=0)
+    rows = rows.with_columns(repeat=repeat, around=around)
+    last, end = (pl.col(name).max().over(*sequence) for name in ("repeat", "position"))
+    rows = rows.with_columns(last=last, end=end + 1)
+    before = pl.when(pl.col("repeat") == 0)
+    place = pl.col("position") + before.then("end").otherwise(0)
+    return rows.with_columns(repeat=before.then("last").otherwise("repeat"), place=place).sort(
+        *sequence, "repeat", "place"
+    )
+
+
+def _same_order(pairs: pl.DataFrame) -> list[int]:
+    """Return the kernels that have the same order in the repeat with most pairs.
+
+    Graphs of which less than half of the kernels have the same order are left out.
+    """
+    repeats = pairs.group_by("sequence", "repeat").agg(pl.first("found"))
+    repeats = repeats.sort("found", "repeat", descending=[True, False])
+    best = repeats.unique("sequence", keep="first", maintain_order=True)
+    rows = pairs.join(best, on=["sequence", "repeat"], how="semi").sort("kernel")
+    graphs = rows.group_by("sequence").agg("kernel", "lane_place", pl.first("height"))
+    kernels: list[int] = []
+    for of_graph, places, height in graphs.drop("sequence").iter_rows():
+        rising = _rising(places)
+        if len(rising) >= _LEAST_COMMON * height:
+            kernels += (of_graph[at] for at in rising)
+    return kernels
+
+
+def _rising(values: Sequence[int]) -> list[int]:
+    """Return the positions of a longest rising subsequence."""
+    last: list[int] = []
+    at: list[int] = []
+    before: list[int] = []
+    for position, value in enumerate(values):
+        length = bisect_left(last, value)
+        before.append(at[length - 1] if length else -1)
+        if length == len(last):
+            last.append(value)
+            at.append(position)
+        else:
+            last[length], at[length] = value, position
+    rising, position = [], at[-1] if at else -1
+    while position >= 0:
+        rising.append(position)
+        position = before[position]
+    return rising[::-1]
 
 
 def note(
