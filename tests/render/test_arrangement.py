@@ -96,6 +96,10 @@ def test_all_columns_at_any_width() -> None:
     frame = pl.DataFrame({f"column_{n}": ["value"] for n in range(20)})
     wide = Table("wide", "Wide", frame, {name: name for name in frame.columns})
     result = Sample(table_list=(wide,))
-    complete = arranged(result, columns=["all"])
-    assert not complete.tables[0].hiding_order
+    for columns in (["all"], ["all", "column_3"], ["column_3", "all"]):
+        (complete,) = arranged(result, columns=columns).tables
+        assert not complete.hiding_order
+        assert list(complete.columns) == frame.columns
     assert result.tables[0].hiding_order
+    with pytest.raises(OptionError, match="unknown column 'column_x'"):
+        arranged(result, columns=["all", "column_x"])

@@ -243,17 +243,18 @@ def arranged(result: R, *, sort: Sequence[str] = (), columns: Sequence[str] = ()
         sort: columns to sort by, the most important first: numbers in descending order (lists by
             their length), text ascending; ``COLUMN:asc`` and ``COLUMN:desc`` override that. Nulls
             come last.
-        columns: columns to keep, in order; :data:`ALL` for all of each table.
+        columns: columns to keep, in order; :data:`ALL`, also among others, for all of each table.
 
     Raises:
         OptionError: no table has the column; the message lists the columns.
     """
     keys = [_ordered(text, result.tables) for text in sort]
     _require("--sort", [name for name, _ in keys], result.tables)
-    names = [] if list(columns) == [ALL] else columns
+    names = [one for one in columns if one != ALL]
     _require("--columns", names, result.tables)
-    tables = tuple(_selected(_sorted(table, keys), names) for table in result.tables)
-    if list(columns) == [ALL]:
+    kept = [] if ALL in columns else names
+    tables = tuple(_selected(_sorted(table, keys), kept) for table in result.tables)
+    if ALL in columns:
         tables = tuple(replace(table, hide_first=None) for table in tables)
     view = replace(result._view, tables=tables)
     changed = copy(result)

@@ -537,7 +537,7 @@ def code_of(
     """Return the code of device work or captured calls: code, phase, is_named.
 
     That is the recorded lines that a kernel was compiled of or captured from (``is_named``), else
-    the innermost function of own code (of libraries, if no own code was recorded) around the call,
+    the innermost function of own code (of libraries, if the rank has none) around the call,
     or around the forward operator that created the node of the backward pass around it.
 
     Args:

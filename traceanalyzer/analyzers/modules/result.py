@@ -84,7 +84,7 @@ class Modules(Result):
             kernels without a graph.
         unlaunched_ns: device time of work without a known call.
         functions: device time by lines of kernels, else by the innermost functions of own code (of
-            libraries, if no own code was recorded): ``function``, ``device_ns``, and its
+            libraries, on ranks without recorded own code): ``function``, ``device_ns``, and its
             ``forward_``, ``backward_`` and ``recomputed_`` parts.
     """
 
