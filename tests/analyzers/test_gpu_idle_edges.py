@@ -93,6 +93,13 @@ def test_span_is_first_to_last_work_and_steps() -> None:
     assert marked.select("start", "end").rows() == [(50_000, 550_000)] * 2
 
 
+@pytest.mark.parametrize(("end", "idle"), [(0, None), (100, 0.0)])
+def test_a_share_of_no_time_is_unknown(end: int, idle: float | None) -> None:
+    """Not 0, as on a device that is always busy."""
+    numbers = gpu_idle(trace(work(1, 0, end))).scalars
+    assert (numbers["step_idle_frac"], numbers["idle_frac"]) == (idle, idle)
+
+
 @pytest.mark.parametrize("on_host", [False, True])
 def test_truncated_recording_ends_with_its_last_work(on_host: bool) -> None:
     """Profilers write GPU work last: its lost end is no idle time."""

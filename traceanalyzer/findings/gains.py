@@ -106,6 +106,7 @@ class Gains:
         why: why nothing was replayed.
         sampled: which steps are replayed; empty if all are.
         after_first: gains are means of the steps after the first, costs of all.
+        of_same_steps: all gains are means of the same steps: all, or those after the first.
         unprofiled_frac: step time without the profiler as a share of the recorded one; gains are
             of the steps without it.
     """
@@ -119,6 +120,7 @@ class Gains:
     sampled: str = ""
     unprofiled_frac: float = 1.0
     after_first: bool = False
+    of_same_steps: bool = True
 
 
 def with_gains(
@@ -178,6 +180,7 @@ def with_gains(
         tuple(_below_sure(kept)), tuple(left), together * _step_ns(removed, replay, time), together,
         replay.error_frac, sampled=replay.job.sampled, unprofiled_frac=replay.unprofiled_frac,
         after_first=_is_by_step(replay, time) and replay.step_ns(()) is not None,
+        of_same_steps=len({_is_usual([one], replay, time) for one in removed}) < 2,
     )  # fmt: skip
 
 
@@ -533,6 +536,9 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
         why = ""
         if more <= -NO_GAIN:
             why = ", less than their sum, because some time counts in several gains"
+            if not gains.of_same_steps:
+                why = ", less than their sum: some are means of all steps, some of those after the "
+                why += "first, and time may count in several"
         if more >= NO_GAIN:
             why = ", more than their sum: without one cause, steps wait for the others"
         texts.append(f"All gains together: {length} ({format_frac(gains.together_frac)}){why}.")

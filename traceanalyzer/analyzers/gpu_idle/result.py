@@ -163,9 +163,10 @@ class GpuIdle(Result):
         return self.basis.whole_ns if self.basis.in_steps else 0
 
     @property
-    def step_idle_frac(self) -> float:
-        """Idle share of step time; of the recorded time if no steps are marked."""
-        return self.basis.frac(sum(self.counted_by_cause.values()))
+    def step_idle_frac(self) -> float | None:
+        """Idle share of step time; of the recorded time without steps; None if that is 0."""
+        idle = sum(self.counted_by_cause.values())
+        return self.basis.frac(idle) if self.basis.whole_ns else None
 
     @property
     def step_dataloading_frac(self) -> float | None:
