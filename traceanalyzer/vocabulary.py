@@ -339,6 +339,8 @@ class EngineStep(NamedTuple):
     pattern: str
 
 
+#: Packages of inference engines.
+INFERENCE_ENGINES = "vllm|sglang|sgl_jax|tensorrt_llm|lmdeploy"
 #: Annotations of inference engines around a step.
 ENGINE_STEPS = tuple(EngineStep(**about) for about in _NAMES["engine_steps"])
 #: A step of any engine, without groups.

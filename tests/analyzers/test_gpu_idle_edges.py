@@ -93,6 +93,32 @@ def test_span_is_first_to_last_work_and_steps() -> None:
     assert marked.select("start", "end").rows() == [(50_000, 550_000)] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "inner", "kind", "cause"),
+    [
+        ("sglang/srt/managers/scheduler.py(9): get_next_batch_to_run", "", "", "host_code"),
+        ("/opt/site-packages/vllm/worker/runner.py(9): prepare_batch", "", "", "host_code"),
+        ("get_next_batch_to_run", "", "user_annotation", "host_code"),
+        ("train.py(9): get_next_batch", "", "", "dataloading"),
+        ("get_next_batch", "", "user_annotation", "dataloading"),
+        ("sglang/srt/managers/scheduler.py(9): recv_requests", "aten::item", "", "host_code"),
+        ("tensorrt_llm/py_executor.py(9): _fetch_new_requests", "aten::item", "", "host_code"),
+        ("sglang/srt/managers/scheduler.py(9): run_batch", "aten::item", "", "synchronisation"),
+        ("train.py(9): recv_requests", "aten::item", "", "synchronisation"),
+    ],
+)
+def test_engines_choose_requests_and_wait_for_them(
+    name: str, inner: str, kind: str, cause: str
+) -> None:
+    """They load no data, and read numbers that other processes send."""
+    pieces = [*work(1, 0, 100), *work(2, 1000, 1100)]
+    pieces.append(host(kind or "python_function", name, 150 * US, 800 * US))
+    if inner:
+        pieces.append(host("cpu_op", inner, 160 * US, 780 * US))
+    found = idle_by_cause(gpu_idle(trace(pieces)))
+    assert max(found, key=found.__getitem__) == cause
+
+
 @pytest.mark.parametrize(("end", "idle"), [(0, None), (100, 0.0)])
 def test_a_share_of_no_time_is_unknown(end: int, idle: float | None) -> None:
     """Not 0, as on a device that is always busy."""

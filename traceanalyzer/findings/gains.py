@@ -484,6 +484,14 @@ def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Chang
     )
 
 
+#: Why all gains together are less than their sum, if not all are of the same steps, and if they are.
+_LESS = (
+    ", less than their sum: some are means of all steps, some of those after the first, and time "
+    "may count in several",
+    ", less than their sum, because some time counts in several gains",
+)
+
+
 def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     """Return what gains mean, those of all findings together, and findings without a gain.
 
@@ -533,12 +541,7 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
         per = " per step" if step == "step" else ""
         length = f"{format_ns(round(gains.together_ns))}{per}"
         more = gains.together_frac - sum(one.gain_frac or 0 for one in replayed)
-        why = ""
-        if more <= -NO_GAIN:
-            why = ", less than their sum, because some time counts in several gains"
-            if not gains.of_same_steps:
-                why = ", less than their sum: some are means of all steps, some of those after the "
-                why += "first, and time may count in several"
+        why = _LESS[gains.of_same_steps] * (more <= -NO_GAIN)
         if more >= NO_GAIN:
             why = ", more than their sum: without one cause, steps wait for the others"
         texts.append(f"All gains together: {length} ({format_frac(gains.together_frac)}){why}.")

@@ -6,6 +6,7 @@ from functools import lru_cache
 from traceanalyzer.analyzers.common.libraries import is_native
 from traceanalyzer.analyzers.common.names import BUILT_IN
 from traceanalyzer.files import packaged
+from traceanalyzer.vocabulary import INFERENCE_ENGINES
 
 SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
 FILE_LOCK = "waits for a file lock"
@@ -42,7 +43,7 @@ _C_FUNCTIONS = {
 }
 #: Functions of inference engines in which they only wait for requests.
 WAITS_FOR_REQUESTS = (
-    r"(?:vllm|sglang|tensorrt_llm|lmdeploy)[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
+    rf"(?:{INFERENCE_ENGINES})[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
     r"|_?(?:recv|get|fetch|poll|wait)\w*_requests?)"
     r"|\w+\.py(?:\(\d+\))?: _?wait_(?:for_)?(?:(?:any|new|next)_)?requests?$"
 )

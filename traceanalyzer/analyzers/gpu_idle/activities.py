@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.step_marks import REPETITION
 from traceanalyzer.analyzers.common.waits import DATA, DISK, SLEEPS, advice, wait_of
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.units import NS_PER_MS, format_ns
-from traceanalyzer.vocabulary import ON_CPU
+from traceanalyzer.vocabulary import INFERENCE_ENGINES, ON_CPU
 
 #: Where a main thread runs code between operators.
 OUTSIDE = "outside operators"
@@ -529,8 +529,8 @@ _OF_AUTOGRAD = (
 )
 _ASYNCHRONOUS = (
     "{place} chooses the requests of a step while the GPU waits: let the engine do so during the "
-    "step before (vLLM --async-scheduling, the overlap scheduler of SGLang), or limit the requests "
-    "at a time (--max-num-seqs)."
+    "step before (vLLM --async-scheduling, the overlap scheduler of SGLang and TensorRT-LLM), or "
+    "limit the requests at a time (vLLM --max-num-seqs, SGLang --max-running-requests)."
 )
 _RETRACING = (
     "tf.function traces again for each new shape, type or Python value: pad to few shapes, pass "
@@ -785,7 +785,7 @@ _FEWER_GUARDS = (
 _OF_PME, _OF_LAYERS = "^PME (?:mesh|spread|gather|3D|solve|conv)", "^ggml_"
 #: Advice by the name of a function or range, about ``{place}``.
 _OF_NAME = {
-    r"(?:vllm|sglang)[/\\].*schedul": _ASYNCHRONOUS,
+    rf"(?:{INFERENCE_ENGINES})[/\\].*(?:schedul|batch_to_run)|batch_to_run$": _ASYNCHRONOUS,
     _LOOKS_UP: _FEWER_GUARDS,
     "PyFunc": causes.NO_PY_FUNCTION,
     causes.TRACES: _RETRACING,

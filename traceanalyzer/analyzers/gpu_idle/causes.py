@@ -8,7 +8,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.files import packaged
-from traceanalyzer.vocabulary import SYNCHRONISING_CALLS
+from traceanalyzer.vocabulary import INFERENCE_ENGINES, SYNCHRONISING_CALLS
 
 BUSY = "busy"
 PROFILER = "profiler_overhead"
@@ -65,6 +65,9 @@ _LOADING = (
     r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline"
 )
 
+#: Code of inference engines, and the range of a function of theirs.
+_OF_ENGINE = rf".*(?:^|[/\\])(?:{INFERENCE_ENGINES})[/\\]|.*batch_to_run"
+
 #: TensorFlow: the operator in which a graph waits for the next element of a dataset, and stages of
 #: tf.data (``Iterator::Root::Prefetch``).
 NEXT_ELEMENT = r"^IteratorGetNext(?:$|[A-Z:])"
@@ -73,14 +76,16 @@ GIVE_WORK = (NEXT_ELEMENT, r"^xla_(?:ffi_)?python_\w*callback")
 
 #: Slices in which a thread waits for its data loader: PyTorch's annotation of the iterator, modules
 #: of known loaders in a Python stack, and functions and ranges with names such as load_batch.
-#: Names of folders do not count: models and kernels are loaded too.
+#: Names of folders do not count: models and kernels are loaded too. Inference engines have batches
+#: of requests, which their scheduler chooses.
 DATALOADER = (
     r"^enumerate\((?:DataLoader|DataPipe)\)#",
     r"(?:^|[/\\])(?:torch[/\\]utils[/\\]data|torchdata|webdataset|ffcv|nvidia[/\\]dali)[/\\]",
     r"(?:^|[/\\])(?:petastorm|litdata|streaming[/\\]base|tensorflow[/\\]python[/\\]data)[/\\]",
     r"(?:^|[/\\])(?:accelerate[/\\]data_loader|datasets[/\\](?:arrow|iterable)_dataset)\.py\(",
     r"lightning[/\\](?:pytorch[/\\])?(?:loops[/\\]fetchers|utilities[/\\]combined_loader)\.py\(",
-    rf"(?i)^(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?(?:{_LOADING})(?:$|[^a-z])",
+    rf"(?i)^(?!{_OF_ENGINE})(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?(?:{_LOADING})"
+    r"(?:$|[^a-z])",
     r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
     r"DataLoader(?:$|[^a-z])",
     r"(?i)(?:^|[/\\])\w*data\w*\.py\(\d+\): (?:.*\.)?__(?:next|getitem)__$",

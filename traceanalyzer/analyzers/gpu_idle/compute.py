@@ -94,7 +94,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     busy, units = _busy(excerpt, loader), _spans(excerpt)
     profiler = intervals.subtract(_profiling(excerpt, units), busy, _UNIT)
     idle = with_launches(excerpt, intervals.gaps(pl.concat([busy, profiler]), _UNIT, units))
-    waits = pl.concat([host.calls(excerpt, causes.SYNCHRONISING), host.blocking_copies(excerpt)])
+    waits = pl.concat([host.synchronising(excerpt), host.blocking_copies(excerpt)])
     due, soon = drained(excerpt, idle, busy, waits)
     is_late = (pl.col("launched") > pl.col("start")).fill_null(value=False)
     long = pl.col("end") - pl.col("start") >= options.min_gap_ns

@@ -165,8 +165,7 @@ class GpuIdle(Result):
     @property
     def step_idle_frac(self) -> float | None:
         """Idle share of step time; of the recorded time without steps; None if that is 0."""
-        idle = sum(self.counted_by_cause.values())
-        return self.basis.frac(idle) if self.basis.whole_ns else None
+        return self.basis.frac(sum(self.counted_by_cause.values())) if self.basis.whole_ns else None
 
     @property
     def step_dataloading_frac(self) -> float | None:
