@@ -484,12 +484,12 @@ def _like_others(ranks: Collection[int], findings: Collection[Finding]) -> Chang
     )
 
 
-#: Why all gains together are less than their sum, if not all are of the same steps, and if they are.
-_LESS = (
-    ", less than their sum: some are means of all steps, some of those after the first, and time "
-    "may count in several",
-    ", less than their sum, because some time counts in several gains",
-)
+#: Why all gains together are less than their sum, by whether all are of the same steps.
+_LESS = {
+    True: ", less than their sum, because some time counts in several gains",
+    False: ", less than their sum: some are means of all steps, some of those after the first, and "
+    "time may count in several",
+}
 
 
 def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:

@@ -59,10 +59,10 @@ LAUNCH_LATENCY_NS = 20_000
 LONG_CALL_NS = 10_000
 
 _LOADING = (
-    r"data[ _-]?load(?:er|ers|ing)?|load(?:ing)?[ _-]?(?:data|(?:mini)?batch(?:es)?)"
+    r"(?:data[ _-]?load(?:er|ers|ing)?|load(?:ing)?[ _-]?(?:data|(?:mini)?batch(?:es)?)"
     r"|(?:next|get|fetch|prepare|wait)[ _-]?(?:for[ _-]?)?(?:next[ _-]?)?(?:data|(?:mini)?batch)"
     r"|(?:data|batch)[ _-]?(?:fetch(?:er|ing)?|generator|iterator|next|prep|wait)"
-    r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline"
+    r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline)"
 )
 
 #: Code of inference engines, and the range of a function of theirs.
@@ -84,8 +84,7 @@ DATALOADER = (
     r"(?:^|[/\\])(?:petastorm|litdata|streaming[/\\]base|tensorflow[/\\]python[/\\]data)[/\\]",
     r"(?:^|[/\\])(?:accelerate[/\\]data_loader|datasets[/\\](?:arrow|iterable)_dataset)\.py\(",
     r"lightning[/\\](?:pytorch[/\\])?(?:loops[/\\]fetchers|utilities[/\\]combined_loader)\.py\(",
-    rf"(?i)^(?!{_OF_ENGINE})(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?(?:{_LOADING})"
-    r"(?:$|[^a-z])",
+    rf"(?i)^(?!{_OF_ENGINE})(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?{_LOADING}(?:$|[^a-z])",
     r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
     r"DataLoader(?:$|[^a-z])",
     r"(?i)(?:^|[/\\])\w*data\w*\.py\(\d+\): (?:.*\.)?__(?:next|getitem)__$",
