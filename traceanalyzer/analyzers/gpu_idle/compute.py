@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.common.device_steps import is_warm_up
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, COMPUTE, MEMORY
 from traceanalyzer.analyzers.common.gpu_api import Api, joined_api
 from traceanalyzer.analyzers.common.step_marks import by_kernels, with_phases
+from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS
 from traceanalyzer.analyzers.gpu_idle import By, Options, causes, gaps as losing, host, longest_gaps
 from traceanalyzer.analyzers.gpu_idle.causes import BUSY, CAUSE, CAUSES
 from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, drained, queued, with_launches
@@ -78,6 +79,18 @@ class Part(clocks.Origin):
     by_device: Part | None = None
 
 
+def _synchronising(excerpt: Excerpt) -> pl.DataFrame:
+    """Return when a thread waits for the device.
+
+    An engine that waits for requests reads numbers of other processes, not of the device.
+    """
+    waits = host.calls(excerpt, causes.SYNCHRONISING)
+    requests = excerpt.named(["python_function"], [WAITS_FOR_REQUESTS])
+    if requests.is_empty():
+        return waits
+    return intervals.subtract(waits, excerpt.of_units(requests), _UNIT)
+
+
 def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> Part:
     """Return one rank's idle time by cause.
 
@@ -94,7 +107,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     busy, units = _busy(excerpt, loader), _spans(excerpt)
     profiler = intervals.subtract(_profiling(excerpt, units), busy, _UNIT)
     idle = with_launches(excerpt, intervals.gaps(pl.concat([busy, profiler]), _UNIT, units))
-    waits = pl.concat([host.synchronising(excerpt), host.blocking_copies(excerpt)])
+    waits = pl.concat([_synchronising(excerpt), host.blocking_copies(excerpt)])
     due, soon = drained(excerpt, idle, busy, waits)
     is_late = (pl.col("launched") > pl.col("start")).fill_null(value=False)
     long = pl.col("end") - pl.col("start") >= options.min_gap_ns

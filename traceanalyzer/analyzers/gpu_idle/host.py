@@ -33,7 +33,6 @@ from traceanalyzer.analyzers.common.names import (
     starting_with,
 )
 from traceanalyzer.analyzers.common.replays import GRAPH_LAUNCH, captures, prepared
-from traceanalyzer.analyzers.common.waits import WAITS_FOR_REQUESTS
 from traceanalyzer.analyzers.gpu_idle import Options, causes
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import intervals, linking, nesting, numbering
@@ -653,18 +652,6 @@ def belongs(names: pl.Series, libraries: Sequence[str]) -> pl.Expr:
 def calls(excerpt: Excerpt, patterns: Sequence[str]) -> pl.DataFrame:
     """Return when a thread is in a call or an operator whose name matches a pattern."""
     return _in(excerpt, (*vocabulary.LAUNCH_KINDS, "cpu_op"), patterns)
-
-
-def synchronising(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when a thread waits for the device.
-
-    An engine that waits for requests reads numbers of other processes, not of the device.
-    """
-    waits = calls(excerpt, causes.SYNCHRONISING)
-    requests = excerpt.named(["python_function"], [WAITS_FOR_REQUESTS])
-    if requests.is_empty():
-        return waits
-    return intervals.subtract(waits, excerpt.of_units(requests), ["unit"])
 
 
 def classified(excerpt: Excerpt) -> pl.DataFrame:
