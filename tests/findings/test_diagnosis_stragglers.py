@@ -302,9 +302,10 @@ def copying(gbps: tuple[float, ...], pieces: int = 1) -> list[Trace]:
     return traces
 
 
-@pytest.mark.parametrize("slow", [0, 3])
-def test_copies_of_one_rank_are_slow(slow: int) -> None:
-    first = ta.diagnose(copying(tuple(3 if rank == slow else 48 for rank in range(4)))).findings[0]
+@pytest.mark.parametrize(("slow", "ranks"), [(0, 4), (3, 4), (1, 2)])
+def test_copies_of_one_rank_are_slow(slow: int, ranks: int) -> None:
+    rates = tuple(3 if rank == slow else 48 for rank in range(ranks))
+    first = ta.diagnose(copying(rates)).findings[0]
     assert (first.id, first.rank) == ("exposed-copies", slow)
     assert "3 GB/s (other ranks 48 GB/s)" in first.title
     assert "NUMA" in first.advice
@@ -316,6 +317,11 @@ def test_copies_of_several_ranks_are_slow(slow: tuple[int, ...]) -> None:
     assert (first.id, first.rank) == ("exposed-copies", None)
     assert f"on {'ranks 2-3' if slow == (2, 3) else 'ranks 0, 3'} at 16 GB/s" in first.title
     assert "NUMA" in first.advice
+
+
+def test_copies_of_two_ranks_at_similar_rates_are_usual() -> None:
+    first = ta.diagnose(copying((3, 4))).findings[0]
+    assert (first.id, "NUMA" in first.advice) == ("exposed-copies", False)
 
 
 def test_small_copies_are_slower_than_large_ones_on_any_path() -> None:

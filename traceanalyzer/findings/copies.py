@@ -134,7 +134,8 @@ def _slower_than_others(answers: Answers) -> tuple[tuple[int, ...], str, float]:
     ).drop_nulls("rank").with_columns(
         ns=pl.col("total_ns") / pl.col("moved_bytes"), each=pl.col("moved_bytes") / pl.col("n")
     )  # fmt: skip
-    of_slow = pl.col("rank").is_in(ranks := answers.slower(rates))
+    ranks = answers.slower(rates) if rates.height > 2 else rates.sort("ns")["rank"][1:].to_list()
+    of_slow = pl.col("rank").is_in(ranks)
     (slow, each, exposed), (usual, usual_each, usual_exposed) = (
         rates.filter(which)[["ns", "each", "exposed_ns"]].median().row(0)
         for which in (of_slow, ~of_slow)
