@@ -15,6 +15,7 @@ from conftest import ROOT
 import traceanalyzer as ta
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData
+from traceanalyzer.files import packaged
 
 
 def problems(tmp_path: Path, text: str, name: str = "job.log") -> list[tuple[str, float, str]]:
@@ -28,8 +29,16 @@ def problems(tmp_path: Path, text: str, name: str = "job.log") -> list[tuple[str
     hang = ta.hang(path)
     assert hang.log is not None
     assert hang.log.problems == each
-    assert hang.view().scalars["cause"] == (each[0].kind if each else "unknown")
+    is_failure = bool(each) and each[0].size >= 1
+    assert hang.view().scalars["cause"] == (each[0].kind if is_failure else "unknown")
     return [(one.kind, one.size, one.title) for one in each]
+
+
+def printed(tmp_path: Path, text: str) -> str:
+    """Return kind and size of the problems that ``printed`` finds in a log."""
+    (tmp_path / "job.log").write_text(text)
+    each = ta.printed(tmp_path / "job.log").problems
+    return ", ".join(f"{one.kind} {one.size}" for one in each)
 
 
 #: Lines of NCCL's watchdog, of PyTorch 2.1, 2.5 and 2.7.
@@ -76,46 +85,10 @@ AT = "[PG ID 0 PG GUID 0(default_pg) Rank {}] Exception (either an error or time
         ),
         (
             [
-                NEW.format(0) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=5, NumelOut=9",
-                NEW.format(1) + "SeqNum=8, OpType=ALLTOALL_BASE, NumelIn=9, NumelOut=5",
-            ],
-            "alltoall_base 8 on ranks 0-1",
-        ),
-        (
-            [
-                NEW.format(4) + "SeqNum=610, OpType=COALESCED, NumelIn=56320, NumelOut=450560",
-                NEW.format(6) + "SeqNum=610, OpType=COALESCED, NumelIn=76800, NumelOut=614400",
-            ],
-            "coalesced 610 of 56,320 elements on rank 4, coalesced 610 of 76,800 elements on rank",
-        ),
-        (
-            [  # not all gather
-                NEW.format(0) + "SeqNum=5, OpType=COALESCED, NumelIn=100, NumelOut=200",
-                NEW.format(1) + "SeqNum=5, OpType=COALESCED, NumelIn=200, NumelOut=100",
-                NEW.format(2) + "SeqNum=5, OpType=COALESCED, NumelIn=300, NumelOut=600",
-            ],
-            "coalesced 5 on ranks 0-2",
-        ),
-        (
-            [
                 NEW.format(0) + "SeqNum=5, OpType=ALLREDUCE, NumelIn=100, NumelOut=100",
                 NEW.format(1) + "SeqNum=5, OpType=ALLREDUCE, Timeout(ms)=600000",
             ],
             "allreduce 5 on ranks 0-1",
-        ),
-        (
-            [  # sends and receives
-                NEW.format(0) + "SeqNum=7, OpType=COALESCED, NumelIn=512, NumelOut=512",
-                NEW.format(1) + "SeqNum=7, OpType=COALESCED, NumelIn=64, NumelOut=64",
-            ],
-            "coalesced 7 on ranks 0-1",
-        ),
-        (
-            [
-                NEW.format(0) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=10, NumelOut=20",
-                NEW.format(1) + "SeqNum=3, OpType=_ALLGATHER_BASE, NumelIn=12, NumelOut=24",
-            ],
-            "allgather_base 3 of 10 elements on rank 0, allgather_base 3 of 12 elements on rank 1",
         ),
         (["loss=2.6 " + OLD.format(1) + "SeqNum=9, OpType=GATHER"], "gather 9 on rank 1"),
         (
@@ -146,6 +119,36 @@ def test_a_log_of_the_watchdog_names_collectives_and_ranks(
     assert (kind, size) == ("different calls" if is_different else "timeout", 1)
     assert f"timeout of {named}" in title
     assert "TORCH_NCCL_DUMP_ON_TIMEOUT=1" in ta.hang(tmp_path / "job.log").advice
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "named"),
+    [
+        ("ALLTOALL_BASE", [(5, 9), (9, 5)], "alltoall_base 8 on ranks 0-1"),
+        (
+            "COALESCED",
+            [(56320, 450560), (76800, 614400)],
+            "coalesced 8 of 56,320 elements on rank 0, coalesced 8 of 76,800 elements on rank 1",
+        ),
+        ("COALESCED", [(100, 200), (200, 100), (300, 600)], "coalesced 8 on ranks 0-2"),  # 1 sends
+        ("COALESCED", [(512, 512), (64, 64)], "coalesced 8 on ranks 0-1"),  # sends and receives
+        (
+            "_ALLGATHER_BASE",
+            [(10, 20), (12, 24)],
+            "allgather_base 8 of 10 elements on rank 0, allgather_base 8 of 12 elements on rank 1",
+        ),
+    ],
+)
+def test_sizes_of_a_collective_that_timed_out(
+    tmp_path: Path, op: str, sizes: list[tuple[int, int]], named: str
+) -> None:
+    lines = [
+        f"{NEW.format(rank)}SeqNum=8, OpType={op}, NumelIn={n_in}, NumelOut={n_out}\n"
+        for rank, (n_in, n_out) in enumerate(sizes)
+    ]
+    ((kind, _, title),) = problems(tmp_path, "".join(lines))
+    assert kind == ("different calls" if " elements" in named else "timeout")
+    assert f"timeout of {named}" in title
 
 
 def test_ranks_that_did_not_call_it_are_the_culprits(tmp_path: Path) -> None:
@@ -285,6 +288,10 @@ VLLM = (
     "generation throughput: {} tokens/s, Running: {} reqs, Waiting: {} reqs, GPU KV cache usage: "
     "{}%, Prefix cache hit rate: 0.0%\n"
 )
+PREEMPTED = (
+    "WARNING s.py:1 Sequence group 0 is preempted by PreemptionMode.RECOMPUTE mode because there "
+    "is not enough KV cache space. total_num_cumulative_preemption={}\n"
+)
 SGLANG = (
     "[2026-05-24 03:51:{:02} TP0] Decode batch, #running-req: {}, #token: 19, token usage: {}, "
     "cuda graph: True, gen throughput (token/s): {}, #queue-req: {},\n"
@@ -319,7 +326,7 @@ SGLANG = (
             "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.",
             "shared memory 1",
         ),
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "GPU fault 1"),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "lost GPU 1"),
         ("RuntimeError: CUDA error: an illegal memory access was encountered", "GPU fault 1"),
         ("Signal 11 (SIGSEGV) received by PID 5", "crashed process 1"),
         ("  exitcode  : -9 (pid: 77)\nRoot Cause", "killed process 1"),
@@ -375,7 +382,13 @@ SGLANG = (
         (
             "WARNING s.py:1 Sequence group 0 is preempted by PreemptionMode.RECOMPUTE mode\n"
             + VLLM.format(1, 1.0, 9.0, 8, 0, 70.0),
-            "full KV cache 0.5",
+            "preemptions 0.25",
+        ),
+        (f"{PREEMPTED.format(1)}{PREEMPTED.format(51)}", "full KV cache 0.5"),
+        (
+            PREEMPTED.format(51)
+            + "".join(VLLM.format(n % 60, 9.0, 9.0, 8, 0, 70.0) for n in range(60)),
+            "preemptions 0.25",
         ),
     ],
 )
@@ -530,3 +543,273 @@ def test_compilations_of_jax_name_function_time_and_shapes(tmp_path: Path) -> No
 def test_compiling_once_is_no_problem(tmp_path: Path, text: str) -> None:
     assert not problems(tmp_path, text)
     assert ta.printed(tmp_path / "job.log").to_polars("job_events")["n"].max() == 1
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+RESTARTS = (
+    "E0213 12:07:20.086 87 multiprocessing/api.py:869] failed (exitcode: {}) local_rank: 0 (pid: 8)\n"
+    "I0213 12:07:20.086 87 agent/server/api.py:889] [default] Worker group FAILED. {}/3 attempts "
+    "left; will restart worker group\n"
+)
+LOSS = "".join(f"epoch 0 batch {n} | loss: 2.1\n" for n in range(3))
+RAYLET = (
+    "(raylet) node_manager.cc:3277: {} Workers (tasks / actors) killed due to memory pressure (OOM), "
+    "{} Workers crashed due to other reasons at node (ID: 8)"
+)
+FAULT = "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
+LATE = OLD.format(1) + "SeqNum=9, OpType=GATHER\n"
+XID = "kernel: NVRM: Xid (PCI:0000:{}:00): {}, pid=1, name=python, and more\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (f"{STEPS}{RESTARTS.format(1, 3)}{STEPS}", "failed process 0.5"),
+        (f"{LOSS}{RESTARTS.format(-9, 3)}{LOSS}", "killed process 0.5"),
+        (f"{LOSS}{FAULT}{RESTARTS.format(1, 3)}{LOSS}", "GPU fault 0.5"),
+        (f"{LOSS}{LATE}{RESTARTS.format(-6, 3)}{LOSS}", "timeout 0.5"),
+        (f"{LOSS}{FAILED}\n{RESTARTS.format(1, 3)}{LOSS}", "GPU memory 0.5"),
+        (f"{FAULT}{STEPS}", "GPU fault 0.5"),
+        # no step after it
+        (f"{LOSS}{RESTARTS.format(1, 3)}", "failed process 1"),
+        (f"{LOSS}{FAULT}{RESTARTS.format(1, 3)}", "GPU fault 1"),
+        (f"{LOSS}{FAILED}\n{RESTARTS.format(1, 3)}", "GPU memory 1"),
+        (f"{STEPS}{FAULT}", "GPU fault 1"),
+        # steps of others, and no restart
+        (f"failed (exitcode: 1) local_rank: 0 (pid: 7)\n{STEPS}", "failed process 1"),
+        # it fails again
+        (
+            f"{LOSS}{FAULT}{RESTARTS.format(1, 3)}{LOSS}{RESTARTS.format(-9, 2)}",
+            "killed process 1, GPU fault 0.5",
+        ),
+        (f"{FAULT}{RESTARTS.format(1, 3)}{LOSS}{FAULT}", "GPU fault 1, failed process 0.5"),
+    ],
+)
+def test_failures_after_which_a_job_goes_on(tmp_path: Path, text: str, kinds: str) -> None:
+    assert printed(tmp_path, f"{text}\n") == kinds
+
+
+def test_a_job_that_goes_on_says_after_how_many_restarts(tmp_path: Path) -> None:
+    text = f"{LOSS}{RESTARTS.format(1, 3)}{LOSS}{RESTARTS.format(1, 2)}{LOSS}"
+    ((_, size, title),) = problems(tmp_path, text)
+    assert size == 0.5
+    assert "after 2 restarts" in title
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "size"),
+    [
+        (13, "GPU fault", 1), (31, "GPU fault", 1), (43, "GPU fault", 1),
+        (45, "cleanup of a GPU", 0.25), (48, "GPU memory error", 1), (63, "row remapping", 0.25),
+        (64, "failed row remapping", 1), (74, "NVLink error", 1), (79, "lost GPU", 1),
+        (94, "contained memory error", 1), (95, "GPU memory error", 1), (119, "hung GPU", 1),
+        (120, "hung GPU", 1), (145, "NVLink error", 1), (154, "driver event", 0.25),
+        (999, "other Xid", 0.5),
+    ],
+)  # fmt: skip
+def test_errors_of_the_driver_by_class(tmp_path: Path, number: int, kind: str, size: float) -> None:
+    assert printed(tmp_path, XID.format("3b", number)) == f"{kind} {size}"
+
+
+def test_classes_of_errors_of_the_driver_are_disjoint() -> None:
+    kinds = packaged("analyzers/printed/problems.toml").values()
+    numbers = [number for one in kinds for number in one.get("xids", ())]
+    assert len(numbers) == len({*numbers})
+
+
+def test_errors_of_two_gpus_are_one_problem(tmp_path: Path) -> None:
+    text = XID.format("3b", 31) + XID.format("5d", 31) + XID.format("3b", 45)
+    ((kind, _, title),) = problems(tmp_path, text)  # 45 follows
+    assert kind == "GPU fault"
+    assert "0000:3b:00" in title
+    assert "0000:5d:00" in title
+
+
+LOST = XID.format("3b", 79)
+TIME = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***\n"
+OOM_KILL = "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0. Some of\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (f"{LOST}{LATE}{TIME}", "lost GPU, timeout, time limit"),
+        (f"{LATE}{LOST}{TIME}", "timeout, lost GPU, time limit"),
+        (f"{LATE}{FAILED}\n", "timeout, GPU memory"),
+        (f"{FAILED}\n{LATE}", "GPU memory, timeout"),
+        (
+            f"{FAILED}\n{STEPS}{LOST}failed (exitcode: 1) local_rank: 0 (pid: 7)",
+            "lost GPU, GPU memory",
+        ),
+        (f"{LATE}{OOM_KILL}", "host memory, timeout"),  # Slurm reports it at the end
+    ],
+)
+def test_the_first_failure_is_the_cause(tmp_path: Path, text: str, kinds: str) -> None:
+    assert ", ".join(kind for kind, _, _ in problems(tmp_path, text)) == kinds
+    each = ta.printed(tmp_path / "job.log").problems
+    assert [one.confidence for one in each[1:]] == ["medium"] * (len(each) - 1)
+    assert ta.diagnose(tmp_path / "job.log").findings[0].title == each[0].title
+
+
+def test_the_log_that_failed_first_has_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(f"2026-05-04 15:20:00 {LATE}")
+    (tmp_path / "b.log").write_text(f"2026-05-04 15:10:00 {LOST}")
+    assert [one.kind for one in ta.printed(tmp_path).problems] == ["lost GPU", "timeout"]
+
+
+def test_a_log_without_failure_has_no_cause_of_a_hang(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(f"{INFO}Channel 03/0 : 15[7] -> 6[6] [send] via NET/Socket/3")
+    result = ta.hang(tmp_path / "job.log")
+    assert (result.cause, result.culprits) == ("unknown", ())
+    assert "TCP sockets" not in result.verdict
+    assert "TCP sockets" in str(result.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        (
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
+            "host memory 1",
+        ),
+        (
+            RAYLET.format(2, 0),
+            "host memory 1",
+        ),
+        (
+            RAYLET.format(0, 2),
+            "failed process 1",
+        ),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB", "GPU memory 1"),
+        ("ray.exceptions.ObjectStoreFullError: Failed to put object ff", "full object store 1"),
+        ("ray.exceptions.NodeDiedError: Task failed due to the node dying.", "node failure 1"),
+        (
+            "RayActorError: The actor died unexpectedly before finishing this task",
+            "failed process 1",
+        ),
+        ("srun: error: n1: task 3: Segmentation fault (core dumped)", "crashed process 1"),
+        ("srun: error: n1: tasks 0-7: Exited with exit code 1", "failed process 1"),
+        ("srun: error: n1: task 3: Killed", "killed process 1"),
+        (
+            "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-05-04T15:16:02 ***",
+            "cancelled 0.5",
+        ),
+        ("SignalException: Process 1 got signal: 15", "cancelled 0.5"),
+        (
+            "mpirun noticed that process rank 7 with PID 2 on node a exited on signal 9 (Killed).",
+            "killed process 1",
+        ),
+        ("the job to be terminated. It was:\n\n  Exit code:    1", "failed process 1"),
+        ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD", "failed process 1"),
+        ("=   EXIT CODE: 139", "crashed process 1"),
+        ("      Reason:       OOMKilled\n      Exit Code:    137", "host memory 1"),
+        ("Warning Evicted pod/a The node was low on resource: memory. Container", "host memory 1"),
+        ("Warning Evicted pod/a The node was low on resource: ephemeral-storage.", "full disk 1"),
+        ("run.sh: line 5: 12 Killed                  python train.py", "killed process 1"),
+        ("Segmentation fault (core dumped)", "crashed process 1"),
+        ("terminate called after throwing an instance of 'c10::Error'", "crashed process 1"),
+        (
+            "[2023-06-07 22:16:00] ['python', 'a.py'] exits with return code = -9",
+            "killed process 1",
+        ),
+        ("OSError: [Errno 24] Too many open files: 'a'", "open files 1"),
+        ("OSError: [Errno 28] No space left on device: '/ckpt/a'", "full disk 1"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/a'", "shared memory 1"),
+        ("PermissionError: [Errno 13] Permission denied: '/ckpt/a'", "permission 1"),
+        ("OSError: [Errno 116] Stale file handle", "file system 1"),
+        ("MemoryError: Unable to allocate 12.3 GiB for an array", "host allocation 1"),
+        ("  what():  std::bad_alloc", "host allocation 1"),
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "GPU memory error 1"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30", "NVLink error 1"),
+        ("pcieport 0000:00: AER: Uncorrected (Fatal) error received", "PCIe error 1"),
+        ("Memory access fault by GPU node-2 (Agent handle: 0x56) on address 0", "GPU fault 1"),
+        (
+            "amdgpu: [gfxhub] page fault (src_id:0 ring:88)\namdgpu 0:00: amdgpu: GPU reset begin!",
+            "GPU fault 1, hung GPU 1",
+        ),
+        ("RuntimeError: miopenStatusUnknownError", "GPU library 1"),
+        ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `a`", "GPU library 1"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "GPU memory 1"),
+        ("DistBackendError: NCCL error in: a/b.cpp:19, unhandled system error", "NCCL error 1"),
+        (
+            "gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]",
+            "lost connection 1",
+        ),
+        ("Timed out after 901 seconds waiting for clients. 3/4 clients joined.", "missed start 1"),
+        ("XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: a", "missed start 1"),
+        (
+            "Terminating process because the JAX distributed service detected fatal errors",
+            "failed process 1",
+        ),
+        ("RuntimeError: No CUDA GPUs are available", "unusable GPU 1"),
+        ("[TensorRT-LLM][ERROR] CUDA runtime error in cudaMalloc: out of memory", "GPU memory 1"),
+        ("[TensorRT-LLM][ERROR] Assertion failed: a", "engine error 0.5"),
+        (
+            "[2025-03-09 00:57:15 TP4] Watchdog timeout (self.watchdog_timeout=300)",
+            "engine watchdog 1",
+        ),
+        (
+            "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.",
+            "failed process 1",
+        ),
+        (
+            "ERROR [core.py:6] Engine core proc EngineCore_DP0 died unexpectedly, a",
+            "ended engine 0.5",
+        ),
+        ("ValueError: No available memory for the cache blocks. Try", "no room for KV cache 1"),
+        ("mlx5_core 0000:5d:00.0 ib0: Link down", "link down 0.25"),
+        ("Exception: Current loss scale already at minimum - cannot decrease", "loss scale 1"),
+        ("found NaN in local grad norm in backward pass", "NaN check 1"),
+        ("{'loss': nan, 'grad_norm': nan}\n" * 3, "NaN loss 0.5"),
+        ("iter 9: loss nan, time 20.5ms\n" * 3, "NaN loss 0.5"),
+        (
+            "{'loss': 2.1, 'grad_norm': nan}\n" * 9 + "{'loss': 2.1, 'grad_norm': 1.5}",
+            "NaN loss 0.25",
+        ),
+    ],
+)
+def test_failures_of_launchers_systems_and_engines(tmp_path: Path, text: str, kinds: str) -> None:
+    assert printed(tmp_path, f"{text}\n") == kinds
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[deepspeed] OVERFLOW! Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, but soft recovered",
+        "pcieport 0000:00:01.0: AER: Corrected error received: 0000:3b:00.0",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 30",
+        "wandb: WARNING Command '['git', 'log']' returned non-zero exit status 128.",
+        "MIOpen(HIP): Warning [FindWinogradSolutions] unable to open database file",
+        "Preempted request cmpl-1 has been resumed!",
+        "W torch/distributed/elastic] Sending process 12 closing signal SIGTERM",
+        "loss = torch.nan_to_num(loss)",
+        "srun: Job step creation temporarily disabled, retrying",
+        "step 3: Exit code 0",
+    ],
+)
+def test_lines_that_are_no_failures(tmp_path: Path, line: str) -> None:
+    (tmp_path / "job.log").write_text(f"{STEPS}{line}\n{STEPS}")
+    assert ta.printed(tmp_path / "job.log").problems == ()
+
+
+TRACEBACK = (
+    "Traceback (most recent call last):\n  File \"a.py\", line 2, in <module>\nKeyError: 'labels'\n"
+)
+
+
+def test_the_reason_of_a_failed_process_is_its_error(tmp_path: Path) -> None:
+    caught = "ImportError: no module x\n"
+    text = f"{caught}{LOSS}{TRACEBACK}failed (exitcode: 1) local_rank: 0 (pid: 7)\n"
+    ((kind, _, title),) = problems(tmp_path, text)
+    assert kind == "failed process"
+    assert "KeyError: 'labels'" in title
+
+
+def test_a_training_that_ends_with_a_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(f"{STEPS}{TRACEBACK}")
+    assert [(one.kind, one.size) for one in ta.printed(path).problems] == [("error", 0.5)]
+    path.write_text(f"{STEPS}{TRACEBACK}{STEPS}")
+    assert ta.printed(path).problems == ()

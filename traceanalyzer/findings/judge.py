@@ -325,6 +325,10 @@ def _advice(problems: pl.DataFrame) -> Iterator[str]:
         yield f"For a sound recording: {' '.join(advice)}"
 
 
+#: The rule whose findings are in the order of the logs: the first failure is the cause.
+_IN_ORDER = "problems-in-logs"
+
+
 def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
     """Sort key: severity, then gain; memory and time are compared by their shares.
 
@@ -338,7 +342,8 @@ def _by_severity(one: Finding) -> tuple[int, bool, bool, float, str, str]:
     frac = (one.cost_frac if one.gain_frac is None else one.gain_frac) or 0.0
     weighted = frac / 2 if one.confidence == "low" else frac
     is_bubble = one.id == RULE_OF[BUBBLE]
-    return severity, not is_of_recording, is_bubble, -weighted, one.id, one.title
+    title = "" if one.id == _IN_ORDER else one.title
+    return severity, not is_of_recording, is_bubble, -weighted, one.id, title
 
 
 # --- findings and their effects --------------------------------------------------------------

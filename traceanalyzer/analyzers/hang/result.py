@@ -24,7 +24,7 @@ LATE_NS = 100 * NS_PER_MS
 _LANES, _BEFORE, _AFTER, _PANELS = 32, 24, 4, 4
 #: Most processes of unknown ranks in a sentence.
 _WHO = 4
-_NOT_IN_LOG = "The log names no failed collective, no stack, and no end of the job."
+_NOT_IN_LOG = "The log names no failure that ended the job, and no stack."
 #: Causes in the verdict after the first.
 _MORE_CAUSES = 2
 
@@ -115,9 +115,10 @@ class Hang(Result):
 
     @property
     def _in_log(self) -> tuple[Problem, ...]:
-        """The problems that logs of the job name, if there is nothing else."""
+        """The failures that logs of the job name, if there is nothing else."""
         is_only = self.log and self.dumps.is_empty() and self.threads.is_empty()
-        return self.log.problems if self.log and is_only else ()
+        problems = self.log.problems if self.log and is_only else ()
+        return tuple(one for one in problems if one.size >= 1)
 
     @property
     def _truncated(self) -> list[int]:
@@ -254,6 +255,8 @@ class Hang(Result):
         """What to try about the first cause; for a missing rank the code where it went wrong."""
         if self._in_log:
             return self._in_log[0].advice
+        if self.dumps.is_empty() and self.threads.is_empty():
+            return texts.ADVICE["only log"]
         if self.dumps.is_empty():
             known = texts.ADVICE["stacks"].format(self._outside)
             return known if self._outside else texts.ADVICE["only stacks"]
@@ -405,8 +408,9 @@ class Hang(Result):
     # --- notes ---------------------------------------------------------------------------------
 
     def _notes(self) -> Iterator[str]:
-        if self.log and not self._in_log:
-            yield from (f"The log of the job: {one.title}" for one in self.log.problems)
+        if self.log:
+            others = (one for one in self.log.problems if one not in self._in_log)
+            yield from (f"The log of the job: {one.title}" for one in others)
         if self.missing_dumps and self.stuck.stuck:
             yield f"No dump of {texts.rank_list(self.missing_dumps)}."
         if overwritten := self.dumps.filter("overwritten").height:

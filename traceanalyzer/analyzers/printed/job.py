@@ -23,9 +23,11 @@ from traceanalyzer.units import (
     format_times,
 )
 
-_EVENTS, _ENGINE, _OOM = FORMS = ("job_events", "engine", "out_of_memory")
-_NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n", "total_ns"), pl.Int64)
-_TEXTS = ("what", "message", "group", "op", "ranks", "shape", "function")
+_EVENTS, _ENGINE, _OOM, _CONTEXT = FORMS = (
+    "job_events", "engine", "out_of_memory", "job_context",
+)  # fmt: skip
+_NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n", "last", "total_ns"), pl.Int64)
+_TEXTS = ("what", "message", "group", "op", "ranks", "shape", "gpu", "function")
 _TABLE = (
     "name: event, function, what: detail, message, n: times, total_ns: time, "
     "printed_ns: first at, line"
@@ -47,8 +49,16 @@ _LEAST = 3
 #: Advice and size of each kind; those that a line of the log explains have a title.
 _KINDS: dict[str, dict[str, Any]] = packaged("analyzers/printed/problems.toml")
 _HANGS = ("call", "missed barrier", "timeout", "signal", "stuck watchdog")
-#: What may follow from another failure of the job.
-_CONSEQUENCES = ("killed process", "crashed process", "failed process")
+_PROCESS = ("killed process", "crashed process", "failed process")
+#: Kinds of failures, from which a job may go on, and the last line of a traceback.
+_FAILURES = (*(kind for kind, one in _KINDS.items() if one["size"] >= 1), *_HANGS, "error")
+#: By the number of an error of NVIDIA's driver.
+_XIDS = {number: kind for kind, one in _KINDS.items() for number in one.get("xids", ())}
+#: Forms of steps, and lines of steps after an error from which the program went on: other ranks may
+#: print one more.
+_STEPS, _WENT_ON = ("timers", "throughput", "engine"), 2
+#: Lines of a file are fewer.
+_FILE = 1 << 40
 #: Most calls, and runs of ranks, that a problem names; problems of a verdict; length of a message.
 _MOST_CALLS, _MOST_RUNS, _NAMED, _LONGEST = 8, 12, 3, 90
 #: Collectives to which all ranks pass equal sizes.
@@ -71,18 +81,17 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     tokens_per_s (generated), prompt_tokens_per_s, running, waiting, kv_cache_frac, preemptions,
     printed_ns, line.
     """
-    events = wide(rows, _EVENTS, _NUMBERS, _TEXTS).with_columns(
-        what=pl.coalesce("what", pl.concat_str("op", pl.lit(" "), "number"), "op")
-    )
+    events = _events(rows)
     percent = pl.col("kv_cache_percent") / 100
     lines = wide(rows, _ENGINE, _OF_LINES, ("engine",)).with_columns(
         kv_cache_frac=pl.coalesce("kv_cache_frac", percent)
     )
-    if events.is_empty() and lines.is_empty():
-        return None
+    printed = events.filter(form=_EVENTS)
     each = _problems(rows, events, lines)
+    if printed.is_empty() and lines.is_empty() and not each:
+        return None
     tables = (
-        table("job_events", "Events in logs of jobs", _known(events), _TABLE),
+        table("job_events", "Events in logs of jobs", _known(printed), _TABLE),
         table("engine", "Lines of engines", _known(lines), _LINE_TABLE, detail=True),
     )
     return Form(
@@ -94,39 +103,195 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
 
 
 def _known(rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.drop("block", "row", "is_cut", "kv_cache_percent", strict=False)
+    unused = ("block", "row", "is_cut", "kv_cache_percent", "form", "went_on", "at")
+    return rows.drop(*unused, strict=False)
+
+
+def _events(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return events and their context, with ``last`` line, ``went_on`` and ``at``, their order."""
+    named = pl.concat_str(pl.lit("Xid "), "number", pl.lit(" of GPU "), "gpu")
+    is_xid = pl.col("name") == "Xid"
+    of_xid = pl.col("number").replace_strict(_XIDS, default="other Xid", return_dtype=pl.String)
+    forms = (wide(rows, form, _NUMBERS, _TEXTS).with_columns(form=pl.lit(form))
+             for form in (_EVENTS, _CONTEXT))  # fmt: skip
+    events = pl.concat(forms).with_columns(
+        what=pl.coalesce(named, "what", pl.concat_str("op", pl.lit(" "), "number"), "op"),
+        name=pl.when(is_xid).then(of_xid).otherwise("name"),
+        last=pl.coalesce("last", "line"),
+    )
+    goes = going(rows)
+    late = [kind for kind, one in _KINDS.items() if one.get("late")]
+    at = [goes.at(*row) for row in events.select("path", "line", "last").iter_rows()]
+    went_on = [goes.went_on(*row) for row in events.select("path", "last", "name").iter_rows()]
+    return events.with_columns(
+        went_on=pl.Series(went_on, dtype=pl.Boolean), at=pl.Series(at, dtype=pl.Int64)
+    ).with_columns(at=pl.when(pl.col("name").is_in(late)).then(-1).otherwise("at"))
+
+
+# --- failures from which a job goes on -----------------------------------------------------------
+
+
+class Going(NamedTuple):
+    """Where the jobs of logs went on after failures, by path.
+
+    Attributes:
+        order: the place of a log among all, by its first failure, times ``_FILE``.
+        resumed: the last line that says that failed processes are restarted, before further steps.
+        restarts: such lines.
+        steps: a line of a step after which there is one more at most.
+        latest: the last line of a step.
+        failed: the last line of a failed process that was not restarted.
+        handled: the last line that says that the program handles errors of memory.
+    """
+
+    order: dict[str, int]
+    resumed: dict[str, int]
+    restarts: dict[str, int]
+    steps: dict[str, int]
+    latest: dict[str, int]
+    failed: dict[str, int]
+    handled: dict[str, int]
+
+    def went_on(self, path: str, line: int, kind: str) -> bool:
+        """Return whether the job went on after the last line of a failure."""
+        if line <= self.resumed.get(path, 0):
+            return True
+        until = self.steps.get(path, 0) if kind not in _PROCESS else 0
+        until = max(until, self.handled.get(path, 0)) if kind == "GPU memory" else until
+        return self.failed.get(path, 0) <= line < until
+
+    def at(self, path: str, first: int, last: int) -> int:
+        """Return the order of a failure: of its first line after the job went on.
+
+        A failure before further steps is hardly the cause of a later end.
+        """
+        steps = self.steps.get(path, 0)
+        went_on = max(self.resumed.get(path, 0), steps)
+        line = last if first <= went_on < last else first
+        return self.order.get(path, 0) + line + (_FILE // 2 if last < steps else 0)
+
+
+def going(rows: pl.DataFrame) -> Going:
+    """Return where jobs went on: training programs, and those that torchrun restarts."""
+    numbers = {"n": pl.Int64, "last": pl.Int64}
+    forms = (wide(rows, form, numbers, ("what",)) for form in (_EVENTS, _CONTEXT))
+    events = pl.concat(forms).with_columns(last=pl.coalesce("last", "line"))
+    # a step is one more line of the same timer: DeepSpeed prints several lines per step
+    lines = rows.filter(pl.col("form").is_in(_STEPS)).group_by("path", "form", "name")
+    steps, latest = dict[str, int](), _latest(events, "step")
+    for path, _, _, of_series in lines.agg(pl.col("line").unique().sort(descending=True)).rows():
+        latest[path] = max(latest.get(path, 0), of_series[0])
+        if len(of_series) >= _WENT_ON:
+            steps[path] = max(steps.get(path, 0), of_series[_WENT_ON - 1])
+    ends = pl.col("path").replace_strict(latest, default=0, return_dtype=pl.Int64)
+    again = events.filter(pl.col("name") == "restart", pl.col("last") < ends)
+    resumed = _latest(again, "restart")
+    failed = _latest(events, *_PROCESS)
+    named = pl.col("name").is_in([*_FAILURES, "Xid", "GPU memory"])
+    failures = rows.filter(named | (pl.col("form") == _OOM))
+    times = failures.group_by("path").agg(pl.col("printed_ns").min())
+    ordered = times.sort("printed_ns", "path", nulls_last=True)["path"]
+    return Going(
+        {path: place * _FILE for place, path in enumerate(ordered)},
+        resumed,
+        dict(again.group_by("path").agg(pl.col("what").n_unique()).rows()),
+        steps,
+        latest,
+        {path: line for path, line in failed.items() if line > resumed.get(path, 0)},
+        _latest(events, "recovery"),
+    )
+
+
+def _latest(events: pl.DataFrame, *names: str) -> dict[str, int]:
+    """Return the last line of these kinds by path."""
+    named = events.filter(pl.col("name").is_in(names))
+    return dict(named.group_by("path").agg(pl.col("last").max()).rows())
+
+
+# --- problems ------------------------------------------------------------------------------------
 
 
 def _problems(rows: pl.DataFrame, events: pl.DataFrame, lines: pl.DataFrame) -> tuple[Problem, ...]:
-    """Return the problems of events and lines; a consequence of another one only alone."""
-    kinds = {str(kind): of_kind for (kind,), of_kind in events.group_by("name")}
-    each = [*_collectives(kinds), *_of_kinds(kinds), *_network(kinds), *_engines(kinds, lines)]
+    """Return the problems of events and lines; those after which the job went on are warnings."""
+    goes, is_failure = going(rows), pl.col("name").is_in(_FAILURES)
+    ooms = rows.filter(form=_OOM).select("path", "line")
+    ended = {goes.went_on(path, line, "GPU memory") for path, line in ooms.rows()}
+    ended |= {*events.filter(name="GPU memory")["went_on"]}
+    kinds = _by_kind(events.filter(~(is_failure & pl.col("went_on"))))
+    each = [*_failures(kinds, goes.latest), *_network(kinds), *_engines(kinds, lines)]
     each += _compilations(kinds)
-    has_cause = any(one.size >= 1 and one.kind not in _CONSEQUENCES for one in each)
-    has_cause |= "GPU memory" in kinds or bool((rows["form"] == _OOM).any())
-    first = next((one for one in each if one.kind in _CONSEQUENCES and not has_cause), None)
-    return tuple(one for one in each if one.kind not in _CONSEQUENCES or one is first)
+    past = _by_kind(events.filter(is_failure, "went_on"))
+    times = format_count(sum(goes.restarts.values()), "restart") if goes.restarts else "it"
+    before = (
+        one._replace(size=0.5, title=f"{one.title} The job went on after {times}.")
+        for one in _first(list(_failures(past, goes.latest)), has_cause=True in ended)
+    )
+    return (*_first(each, has_cause=False in ended), *before)
+
+
+def _by_kind(events: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    return {str(kind): of_kind for (kind,), of_kind in events.group_by("name")}
+
+
+def _failures(kinds: Mapping[str, pl.DataFrame], steps: Mapping[str, int]) -> Iterator[Problem]:
+    yield from _collectives(kinds)
+    yield from _of_kinds(kinds, steps)
+
+
+def _first(each: list[Problem], *, has_cause: bool) -> list[Problem]:
+    """Return the problems without consequences of another one; if all are, the first."""
+    follows = [one for one in each if _KINDS[one.kind].get("follows")]
+    has_cause |= any(one.size >= 1 and one not in follows for one in each)
+    first = min(follows, key=lambda one: (-one.size, one.at), default=None)
+    return [one for one in each if one not in follows or (one is first and not has_cause)]
 
 
 def _problem(kind: str, title: str, size: float = 0, ranks: tuple[int, ...] = ()) -> Problem:
     return Problem(kind, title, _KINDS[kind]["advice"], size or _KINDS[kind]["size"], ranks)
 
 
-def _of_kinds(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
+def _of_kinds(kinds: Mapping[str, pl.DataFrame], steps: Mapping[str, int]) -> Iterator[Problem]:
     """Yield the problems that a line explains, such as that the time limit was reached."""
+    errors = _last_errors(kinds, steps)
     for kind, known in _KINDS.items():
-        if kind not in kinds or "title" not in known:
+        events = kinds.get(kind)
+        events = errors.filter(pl.col("step") > 0) if kind == "error" else events
+        if events is None or events.is_empty() or "title" not in known:
             continue
-        events = kinds[kind].sort("line")
+        events = events.sort("at", "line")
         first, ranks = events.row(0, named=True), events["rank"].drop_nulls().unique().to_list()
-        message = _DETAILS.sub("", first["message"])[:_LONGEST].strip(" .")
-        message = ", ".join(events["what"].unique().sort()) if first["what"] else message
+        message = first["message"]
+        if kind == "failed process" and errors.height:
+            before = errors.filter(pl.col("line") <= first["last"], path=first["path"])
+            message = next(iter(before["message"]), message)
+        message = _DETAILS.sub("", message)[:_LONGEST].strip(" .")
+        message = ", ".join(events["what"].drop_nulls().unique().sort()) or message
         who = f" on {_ranks(ranks)}" if ranks else ""
         times = f" ({format_times(first['n'])})" if first["n"] > 1 else ""
-        often = kind == "trace cache" and first["n"] >= _MANY
-        hot = kind == "slow clocks" and message != "SW Power Cap"
         text = f"{known['title']}{who}: {message}{times}."
-        yield _problem(kind, text, 0.5 if often or hot else 0, tuple(ranks))
+        size = _size(kind, message, events, steps)
+        yield _problem(kind, text, size, tuple(ranks))._replace(at=first["at"])
+
+
+def _last_errors(kinds: Mapping[str, pl.DataFrame], steps: Mapping[str, int]) -> pl.DataFrame:
+    """Return the errors in Python after the last step of each log, in their order."""
+    errors = kinds.get("error", pl.DataFrame(schema={"path": pl.String, "last": pl.Int64}))
+    step = pl.col("path").replace_strict(steps, default=0, return_dtype=pl.Int64)
+    errors = errors.with_columns(step=step).filter(pl.col("last") > pl.col("step"))
+    return errors.sort("at", "line") if errors.height else errors
+
+
+def _size(kind: str, message: str, events: pl.DataFrame, steps: Mapping[str, int]) -> float:
+    """Return the size of a problem that depends on its lines; 0 for that of its kind."""
+    if kind == "loss scale" and "minimum" in str(events["message"].to_list()):
+        return 1
+    if kind == "NaN loss":
+        rows = events.select("path", "last").iter_rows()
+        is_last = any(last >= steps.get(path, 0) for path, last in rows)
+        return 0 if is_last and events["n"].sum() >= _LEAST else 0.25
+    often = kind == "trace cache" and events["n"][0] >= _MANY
+    hot = kind == "slow clocks" and message != "SW Power Cap"
+    return 0.5 if often or hot else 0
 
 
 # --- collectives ---------------------------------------------------------------------------------
@@ -153,7 +318,7 @@ def _collectives(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
         or _hung("stuck watchdog", rows, "NCCL's watchdog was stuck for {:,} s")
     )
     if found:
-        yield found
+        yield found._replace(at=min(row["at"] for each in rows.values() for row in each))
 
 
 def _hung(kind: str, rows: Mapping[str, list[dict[str, Any]]], what: str) -> Problem | None:
@@ -350,17 +515,33 @@ def _engines(kinds: Mapping[str, pl.DataFrame], lines: pl.DataFrame) -> Iterator
         text = f"The engine generates no token in {longest:,} lines one after the other"
         yield _problem("no tokens", f"{text}, while requests run.")
     waits = running.filter(pl.col("waiting") > 0)
-    preempted = sum(kinds["preempted"]["n"]) if "preempted" in kinds else 0
-    preempted = preempted or int(lines["preemptions"].sum())
+    preempted = _preempted(kinds.get("preempted"), lines)
     used, most = waits.select(pl.col("kv_cache_frac").median(), pl.col("waiting").max()).row(0)
     often = waits.height >= _LEAST and 2 * waits.height >= running.height and used is not None
-    if (often and used >= _FULL) or preempted:
-        waiting = f" ({format_frac(used)}, median), up to {most:,} requests wait" if often else ""
-        again = f"; {format_count(preempted, 'preemption')} of requests" if preempted else ""
-        yield _problem("full KV cache", f"The KV cache is full{waiting}{again}.")
+    again = format_count(preempted, "preemption")
+    of_lines = f" in {format_count(running.height, 'line')} of the engine" * bool(running.height)
+    is_frequent = preempted >= max(_MANY, running.height)
+    if often and used >= _FULL:
+        text = f"The KV cache is full ({format_frac(used)}, median), up to {most:,} requests wait"
+        yield _problem("full KV cache", f"{text}{f'; {again} of requests' * bool(preempted)}.")
+    elif is_frequent:
+        yield _problem(
+            "full KV cache", f"The KV cache is often full: {again} of requests{of_lines}."
+        )
+    elif preempted:
+        yield _problem("preemptions", f"{again} of requests{of_lines}: the KV cache was full then.")
     elif often and used < _NOT_FULL:
         title = f"Up to {most:,} requests wait, and the KV cache is not full ({format_frac(used)})."
         yield _problem("waiting requests", title)
+
+
+def _preempted(events: pl.DataFrame | None, lines: pl.DataFrame) -> int:
+    """Return how often requests were preempted: vLLM logs the first and each fiftieth one."""
+    counted = int(lines["preemptions"].sum())
+    if events is None:
+        return counted
+    numbers = events.group_by("path", "rank").agg(pl.col("number").max(), pl.col("n").sum())
+    return max(counted, int(numbers.select(pl.coalesce("number", "n").sum()).item()))
 
 
 def _throughput(lines: pl.DataFrame) -> str:

@@ -9,6 +9,7 @@ from traceanalyzer.analyzers.common.aggregates import wide
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import sentences
 from traceanalyzer.analyzers.printed import Options
+from traceanalyzer.analyzers.printed.job import going
 from traceanalyzer.analyzers.printed.result import Form, Problem, table
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Confidence
@@ -17,11 +18,7 @@ from traceanalyzer.units import format_bytes, format_count, format_frac, format_
 _SUMMARY, _ERROR, _USAGE, _THROUGHPUT = FORMS = (
     "memory_summary", "out_of_memory", "memory_usage", "throughput",
 )  # fmt: skip
-#: Forms of the steps of a program, and events of a job: without figures of memory; with a retry.
-_STEPS, _EVENTS = ("timers", "throughput", "engine"), "job_events"
-_RECOVERS, _FAILS = "recovery", ("failed", "killed", "crashed")
-#: Lines of steps after an error from which the program went on: other ranks may print one more.
-_WENT_ON = 2
+_EVENTS = "job_events"
 _OF_ROWS = {
     f"{name}_{unit}": pl.Int64
     for unit in ("bytes", "n")
@@ -134,7 +131,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
         {"peak_bytes": peak_bytes, "ooms": ooms, "retries": retries},
         partial(_charts, calls),
         urgent=ooms > 0 or bool(_full_host(calls)),
-        problems=(_problem(failed, ooms),) if ooms else (),
+        problems=(_problem(failed, ooms, _at(rows)),) if ooms else (),
     )
 
 
@@ -185,7 +182,11 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
         "reserved_bytes", pl.col("allocated_bytes") + pl.col("unused_bytes").fill_null(0)
     )
     errors = errors.unique(["path", "rank", *_OF_ERROR], keep="last", maintain_order=True)
-    went_on = _went_on(rows, errors) if errors.height else []
+    goes = going(rows)
+    went_on = [
+        goes.went_on(path, line, OUT_OF_MEMORY)
+        for path, line in errors.select("path", "line").iter_rows()
+    ]
     return errors.select(
         "rank", "path", "device", "requested_bytes", "free_bytes", "capacity_bytes",
         "allowed_bytes",
@@ -197,38 +198,31 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _went_on(rows: pl.DataFrame, errors: pl.DataFrame) -> list[bool]:
-    """Whether a program ran steps after each error, or handles it, and did not fail."""
-    name, place = pl.col("name"), ["path", "form", "name"]
-    events = rows.filter(pl.col("form") == _EVENTS)
-    fails = name.str.contains(f"^(?:{'|'.join(_FAILS)}) process")
-    failed = dict(events.filter(fails).group_by("path").agg(pl.col("line").max()).rows())
-    handled = dict(
-        events.filter(name == _RECOVERS).group_by("path").agg(pl.col("line").max()).rows()
+def _at(rows: pl.DataFrame) -> int:
+    """Return the order of the first error that its program did not survive, among failures."""
+    goes = going(rows)
+    events = wide(rows, _EVENTS, {"n": pl.Int64, "last": pl.Int64}).filter(
+        pl.col("name") == OUT_OF_MEMORY
     )
-    # a step is one more line of the same timer: DeepSpeed prints several lines per step
-    steps = (
-        rows.filter(pl.col("form").is_in(_STEPS))
-        .group_by(place)
-        .agg(pl.col("line").unique().sort(descending=True))
+    others = rows.filter(form=_ERROR).select("path", "line", last="line")
+    lines = pl.concat([events.select("path", "line", pl.coalesce("last", "line")), others])
+    return min(
+        (
+            goes.at(*one)
+            for one in lines.iter_rows()
+            if not goes.went_on(one[0], one[2], OUT_OF_MEMORY)
+        ),
+        default=0,
     )
-    until = dict[str, int]()
-    for path, _, _, lines in steps.rows():
-        if len(lines) >= _WENT_ON:
-            until[path] = max(until.get(path, 0), lines[_WENT_ON - 1])
-    return [
-        failed.get(path, 0) <= line < max(until.get(path, 0), handled.get(path, 0))
-        for path, line in errors.select("path", "line").rows()
-    ]
 
 
-def _problem(failed: pl.DataFrame, ooms: int) -> Problem:
+def _problem(failed: pl.DataFrame, ooms: int, at: int) -> Problem:
     """Return the problem of devices with errors; those of a summary alone may have been handled."""
     went_on = bool(failed["recovered"].fill_null(value=False).all())
-    after = " The program went on after it." * went_on
-    title = f"{format_count(ooms, 'out-of-memory error')} in the log. {why(failed)}{after}"
+    count = f"{format_count(ooms, 'out-of-memory error')} in the log."
+    title = sentences(count, why(failed), "The program went on after it." * went_on)
     sure: Confidence = "medium" if (failed["source"] == MESSAGE).any() else "low"
-    return Problem(OUT_OF_MEMORY, title.strip(), _RECORD, 0.5 if went_on else 1, (), sure)
+    return Problem(OUT_OF_MEMORY, title, _RECORD, 0.5 if went_on else 1, (), sure, at)
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:

@@ -29,6 +29,7 @@ class Problem(NamedTuple):
         size: 1 if the job failed, 0.5 if it is limited, 0.25 if that is possible.
         ranks: the ranks that cause it, if known.
         confidence: that this is the cause.
+        at: order of its first line in the logs, among failures.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Problem(NamedTuple):
     size: float
     ranks: tuple[int, ...] = ()
     confidence: Confidence = "high"
+    at: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,20 @@ class Printed(Result):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """The problems that logs of jobs name, failures first."""
+        """The problems that logs of jobs name: failures first, in their order in the logs.
+
+        The first failure is the cause; those after it may follow from it.
+        """
         each = [one for form in self.forms for one in form.problems]
-        return tuple(sorted(each, key=lambda one: -one.size))
+        each.sort(key=lambda one: (-one.size, one.at))
+        later = (one.size >= 1 and one.confidence == "high" for one in each[1:])
+        return (
+            *each[:1],
+            *(
+                one._replace(confidence="medium") if is_later else one
+                for one, is_later in zip(each[1:], later, strict=True)
+            ),
+        )
 
     def view(self) -> View:
         """Build the view: the tables and charts of all forms."""

@@ -69,7 +69,7 @@ def _has_event(text: bytes) -> bool:
     if not any(mark.encode() in text for mark in job_events.marks()):
         return False
     lines = (one for one in text.splitlines() if len(one) <= _LONGEST)  # as in lines.Lines
-    return any(job_events.events(line.decode(errors="replace")) for line in lines)
+    return any(job_events.has_event(line.decode(errors="replace")) for line in lines)
 
 
 def is_far_in(source: Source) -> bool:

@@ -13,7 +13,8 @@ from functools import cache
 from traceanalyzer.files import packaged
 from traceanalyzer.parsers.printed_text.lines import Line, Rows, number
 
-FORM, ENGINE = "job_events", "engine"
+FORM, ENGINE, CONTEXT = "job_events", "engine", "job_context"
+_STEP = "step"  # in most lines of some logs
 _ENGINES = ("vLLM", "SGLang")
 
 _RANK = (
@@ -21,7 +22,8 @@ _RANK = (
     r"\[(?:PG (?:ID \d{1,9} PG GUID )?(?P<group>[^\]]{1,200}?) )?Rank (?P<of_group>\d{1,7})\] {1,3}"
 )
 _TEXTS = (
-    "group", "of_group", "op", "ranks", "shape", "what", "rank", "engine", "message", "function",
+    "group", "of_group", "op", "ranks", "shape", "what", "gpu", "rank", "engine", "message",
+    "function",
 )  # fmt: skip
 _OF_FUNCTION = {"guard": "recompilation", "graph break reason": "graph break"}
 _LONGEST, _MOST = 200, 1 << 16
@@ -38,22 +40,54 @@ def _kinds() -> dict[str, tuple[tuple[str, ...], re.Pattern[str]]]:
 
 
 @cache
+def _context() -> frozenset[str]:
+    """Return the kinds that only explain others."""
+    kinds = packaged("parsers/job_events.toml").items()
+    return frozenset(kind for kind, one in kinds if one.get("context"))
+
+
+@cache
+def _every() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Return the kinds and their patterns, in their order."""
+    return tuple((kind, pattern) for kind, (_, pattern) in _kinds().items())
+
+
+@cache
+def _places() -> dict[str, list[int]]:
+    """Return the places of the kinds that have a mark."""
+    places = dict[str, list[int]]()
+    for place, (of_kind, _) in enumerate(_kinds().values()):
+        for mark in of_kind:
+            places.setdefault(mark, []).append(place)
+    return places
+
+
+@cache
+def all_marks() -> tuple[str, ...]:
+    """Return the texts of which a line of any kind has one."""
+    return tuple(_places())
+
+
+@cache
 def marks() -> tuple[str, ...]:
     """Return the texts of which a line with an event has one."""
-    kinds = packaged("parsers/job_events.toml").values()
-    return tuple(dict.fromkeys(mark for one in kinds for mark in one["marks"]))
+    kinds = (marks for kind, (marks, _) in _kinds().items() if kind not in _context())
+    return tuple(dict.fromkeys(mark for of_kind in kinds for mark in of_kind))
 
 
-def events(text: str) -> list[tuple[str, re.Match[str]]]:
-    """Return the events in a line, all of one kind."""
-    found = {mark for mark in marks() if mark in text}
-    every = _kinds().items() if found else ()
-    matches = (
-        [(kind, one) for one in pattern.finditer(text)]
-        for kind, (of_kind, pattern) in every
-        if not found.isdisjoint(of_kind)
-    )
-    return next(filter(None, matches), [])
+def has_event(text: str) -> bool:
+    """Return whether a line has an event that is more than context."""
+    return any(kind not in _context() for kind, _ in _events(text, marks()))
+
+
+def _events(text: str, among: tuple[str, ...]) -> list[tuple[str, re.Match[str]]]:
+    """Return the events in a line, all of one kind, whose marks are among these."""
+    places = {place for mark in among if mark in text for place in _places()[mark]}
+    for place in sorted(places):
+        kind, pattern = _every()[place]
+        if matches := list(pattern.finditer(text)):
+            return [(kind, one) for one in matches]
+    return []
 
 
 class Reader:
@@ -69,7 +103,7 @@ class Reader:
 
     def feed(self, line: Line) -> None:
         """Read a line."""
-        for kind, match in events(line.text):
+        for kind, match in _events(line.text, line.marks):
             texts = {name: text for name, text in match.groupdict().items() if text is not None}
             seconds = float(number(texts.pop("seconds", "")) or 0)
             if kind in _OF_FUNCTION:
@@ -81,7 +115,8 @@ class Reader:
                 what = texts.get("what", "")
                 what = re.sub(r"\d+", "#", what) if kind in _OF_FUNCTION else what
                 same = [("function", texts["function"]), ("what", what)]
-            key = kind, line.rank, *same, line.number if kind in _ENGINES else None
+            rank = None if kind == _STEP else line.rank
+            key = kind, rank, *same, line.number if kind in _ENGINES else None
             first, known, n = self._events.get(key, (line, {**texts, "message": message}, 0))
             if n or kind in _ENGINES or self._others < _MOST:
                 self._others += kind not in _ENGINES and not n
@@ -104,5 +139,6 @@ class Reader:
                 values["total_ns"] = 1e9 * self._seconds[key]
             if n > 1:
                 values["last"] = float(self._last[key])
-            form, of = ENGINE if kind in _ENGINES else FORM, None if rank is None else int(rank)
+            form = ENGINE if kind in _ENGINES else CONTEXT if kind in _context() else FORM
+            of = None if rank is None else int(rank)
             self.rows.add(form, (block, row), first, values, name=str(kind), rank=of)

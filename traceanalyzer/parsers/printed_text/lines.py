@@ -3,7 +3,7 @@
 import calendar
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from time import strptime
@@ -21,6 +21,7 @@ from traceanalyzer.units import NS_PER_S
 _LONGEST = 1 << 16
 #: Copies of a terminal may lack the escape character of colours.
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3}){0,4}m")
+_ESCAPE_BYTES = re.compile(_ESCAPE.pattern.encode())
 #: What launchers write before each line of a process: torchrun, ``mpirun --tag-output``, ``srun
 #: --label``. The number of torchrun's ``[default0]`` is that of the process in its node.
 _LAUNCHER = re.compile(
@@ -50,6 +51,7 @@ class Line:
         launched: rank that the launcher wrote, or None.
         complete: whether the line has an end; the last one of a truncated file has none.
         before: what stood before the text, if it was not a launcher's.
+        marks: of the marks of ``Lines``, those in its part of the file.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Line:
     launched: int | None
     complete: bool = True
     before: str = ""
+    marks: tuple[str, ...] = ()
 
     @property
     def rank(self) -> int | None:
@@ -80,10 +83,16 @@ class Line:
 
 
 class Lines:
-    """The lines of a file; those that are too long are counted in ``rows``."""
+    """The lines of a file; those that are too long are counted in ``rows``.
 
-    def __init__(self, source: Source, progress: Progress | None, rows: "Rows") -> None:
+    Looking for many marks at once, in a part of the file, takes less time than in each line.
+    """
+
+    def __init__(
+        self, source: Source, progress: Progress | None, rows: "Rows", marks: Sequence[str] = ()
+    ) -> None:
         self._source, self._progress, self._rows = source, progress, rows
+        self._marks = [(mark, mark.encode()) for mark in marks]
         self._prefixes = dict[str, re.Pattern[str]]()
         self._of_tables = set[str]()
 
@@ -91,6 +100,7 @@ class Lines:
         number = 0
         last: Line | None = None
         for chunk in chunks(self._source, self._progress):
+            marks = self._within(chunk)
             for raw in chunk:
                 number += 1
                 if last is not None:
@@ -99,12 +109,19 @@ class Lines:
                 if len(raw) > _LONGEST or raw is TOO_LONG:
                     self._rows.note("data_loss", "long-line", Line(number, "", "", None))
                     continue
-                last = self._line(number, raw.decode(errors="replace"))
+                last = self._line(number, raw.decode(errors="replace"), marks)
         if last is not None:
             ends = self._source.damage is None and _ends(self._source)
             yield last if ends else replace(last, complete=False)
 
-    def _line(self, number: int, text: str) -> Line:
+    def _within(self, chunk: Sequence[bytes]) -> tuple[str, ...]:
+        """Return the marks in lines."""
+        text = b"\n".join(chunk)
+        if b"\x1b" in text or b"[0m" in text:
+            text = _ESCAPE_BYTES.sub(b"", text)
+        return tuple(mark for mark, encoded in self._marks if encoded in text)
+
+    def _line(self, number: int, text: str, marks: tuple[str, ...]) -> Line:
         """Return a line without the prefix of a table; it is known from the table's header on."""
         text = plain(text)
         for process, prefix in self._prefixes.items():
@@ -112,11 +129,12 @@ class Lines:
             rest = text[match.end() :] if match else ""
             if match and (process in self._of_tables or _HEADER.match(rest)):
                 self._of_tables.add(process)
-                return replace(line(number, process), text=rest, process=process, before=match[0])
+                known = line(number, process, marks)
+                return replace(known, text=rest, process=process, before=match[0])
         match = _BEFORE_TABLE.match(text) if text.endswith(("-", "|", " ")) else None
         if match and match[1].strip(" ") and len(self._prefixes) < _MOST_PREFIXES:
             self._prefixes[_STAMP.sub("", match[1]).strip()] = _pattern(match[1])
-        return line(number, text)
+        return line(number, text, marks)
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:
@@ -133,15 +151,15 @@ def plain(text: str) -> str:
     return text.rstrip("\r").rpartition("\r")[2]
 
 
-def line(number: int, text: str) -> Line:
+def line(number: int, text: str, marks: tuple[str, ...] = ()) -> Line:
     """Return a line without colours, a progress bar before it and the launcher's prefix."""
     text = plain(text)
     match = _LAUNCHER.match(text)
     if match is None:
-        return Line(number, text, "", None)
+        return Line(number, text, "", None, marks=marks)
     of_job = match["mpi"] or match["srun"] or (match["n"] if match["name"] == "rank" else None)
     rank = None if of_job is None else int(of_job)
-    return Line(number, text[match.end() :], match[0].strip(), rank)
+    return Line(number, text[match.end() :], match[0].strip(), rank, marks=marks)
 
 
 def _ends(source: Source) -> bool:

@@ -24,9 +24,12 @@ _WORTH = re.compile(
     r"|\.\.: \(?\d|[Mm]emory (?:summary|requirement|\(MB\))|Flops Profiler|per iteration|iter time"
     r"|Tried to allocate|\b[tw]ps: |\biter \d|_runtime'"
 )
+#: A step whose loss is not a number is an event, too.
+_NAN = re.compile(r"(?i)\bnan\b")
 #: Forms that users print, on any rank.
 _BY_EVERY_RANK = (
     key_averages.FORM, memory_summary.FORM, memory_summary.ERROR, job_events.FORM,
+    job_events.CONTEXT,
 )  # fmt: skip
 #: Processes of a log that are read apart; a log with more has numbers before its lines.
 _MOST_PROCESSES = 1 << 16
@@ -45,7 +48,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     rows = Rows()
     processes: dict[str, _Process] = {}
     last = None
-    for last in Lines(source, progress, rows):
+    for last in Lines(source, progress, rows, job_events.all_marks()):
         process = processes.get(last.process)
         if process is None:
             label = last.process if len(processes) < _MOST_PROCESSES else ""
@@ -106,7 +109,8 @@ class _Process:
         for table in self._tables:
             if (is_worth or table.is_open) and table.feed(line):
                 return
-        if not ((is_worth or self._log.is_open) and self._log.feed(line)):
+        is_step = (is_worth or self._log.is_open) and self._log.feed(line)
+        if not is_step or _NAN.search(line.text):
             self._events.feed(line)
         self._log.remember(line)
 
