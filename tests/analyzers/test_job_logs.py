@@ -548,15 +548,16 @@ def test_compiling_once_is_no_problem(tmp_path: Path, text: str) -> None:
 # --- failures ------------------------------------------------------------------------------------
 
 RESTARTS = (
-    "E0213 12:07:20.086 87 multiprocessing/api.py:869] failed (exitcode: {}) local_rank: 0 (pid: 8)\n"
-    "I0213 12:07:20.086 87 agent/server/api.py:889] [default] Worker group FAILED. {}/3 attempts "
+    "E0213 12:07:20 87 multiprocessing/api.py:869] failed (exitcode: {}) local_rank: 0 (pid: 8)\n"
+    "I0213 12:07:20 87 agent/server/api.py:889] [default] Worker group FAILED. {}/3 attempts "
     "left; will restart worker group\n"
 )
 LOSS = "".join(f"epoch 0 batch {n} | loss: 2.1\n" for n in range(3))
 RAYLET = (
-    "(raylet) node_manager.cc:3277: {} Workers (tasks / actors) killed due to memory pressure (OOM), "
+    "node_manager.cc:77: {} Workers (tasks / actors) killed due to memory pressure (OOM), "
     "{} Workers crashed due to other reasons at node (ID: 8)"
 )
+LOW = "OutOfMemoryError: Task was killed due to the node running low on memory."
 FAULT = "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered\n"
 LATE = OLD.format(1) + "SeqNum=9, OpType=GATHER\n"
 XID = "kernel: NVRM: Xid (PCI:0000:{}:00): {}, pid=1, name=python, and more\n"
@@ -670,7 +671,7 @@ def test_a_log_without_failure_has_no_cause_of_a_hang(tmp_path: Path) -> None:
     ("text", "kinds"),
     [
         (
-            "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory",
+            f"ray.exceptions.{LOW}",
             "host memory 1",
         ),
         (

@@ -792,7 +792,7 @@ def test_forms_of_the_analysis_are_those_of_the_parser() -> None:
     forms = {form for case in SCRIPT["CASES"] for form in case.rows or ()}
     assert set(FORMS) == forms | {
         *("memory_usage", "out_of_memory", "throughput"),
-        *("job_events", "engine"),
+        *("job_events", "engine", "job_context"),
     }
 
 

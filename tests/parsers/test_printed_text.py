@@ -393,7 +393,7 @@ def test_an_empty_file_of_stacks_says_why(tmp_path: Path) -> None:
 def test_text_far_below_the_head(tmp_path: Path) -> None:
     path = tmp_path / "slurm.out"
     path.write_text("loss 1.5\n" * 10_000 + SCRIPT["key_averages"]())
-    assert counted(ta.read(path)) == {"key_averages": 5}
+    assert counted(ta.read(path)) == {"key_averages": 5, "job_context": 1}
     path.write_text("loss 1.5\n" * 10_000)
     with raises_wording(InputError):
         ta.read(path)
