@@ -240,27 +240,57 @@ def demand_advice(request: int, frames: str, live: pl.DataFrame) -> str:
         live: function, file, line, category, n, live_bytes, live_frac, stack: memory live at the
             error, largest first.
     """
+    first = _advice_on_serving(frames, live)
     loaded = live.filter(pl.col("stack").str.contains(_LOADED))
     if loaded["live_frac"].sum() >= _LOADED_FRAC:
         where = frame_text(*loaded.select("function", "file", "line").row(0))
         size = format_bytes(int(loaded["live_bytes"].sum()))
         return (
-            f'free what torch.load loaded in {where}, {size} of live memory (map_location="cpu", '
+            f"{first}free what torch.load loaded in {where}, {size} of live memory "
+            '(map_location="cpu", '
             "and delete the dictionary after load_state_dict); then "
         )
     of_loss = int(live.filter(pl.col("stack").str.contains(_IN_LOSS))["live_bytes"].sum())
     of_loss += request * bool(re.search(_IN_LOSS, frames))
     if of_loss >= _LARGE_FRAC * int(live["live_bytes"].sum()):
         return (
-            "compute the loss for a part of the tokens at a time, or with a fused kernel (Liger's "
-            "fused linear cross-entropy, cut-cross-entropy) that never stores all logits; then "
+            f"{first}compute the loss for a part of the tokens at a time, or with a fused kernel "
+            "(Liger's fused linear cross-entropy, cut-cross-entropy) that never stores all logits; "
+            "then "
         )
-    for row in may_be_kept(live, request).iter_rows(named=True):
+    for row in may_be_kept(live, request).iter_rows(named=True) if not first else ():
         line = frame_text(row["function"], row["file"], row["line"])
         return (
             f"if {line} keeps what earlier requests or steps allocated (memory --growth "
             "--step-every TIME shows it), free it or limit its number; otherwise "
         )
+    return first
+
+
+#: Frames of the preallocated KV cache of inference engines, and of rollouts in these engines.
+_KV_CACHE = r"(?i)kv_?cache|kv_?pool|[/\\]mem_cache[/\\]|memory_pool\.py|[/\\]cache_engine\.py"
+_ROLLOUT = (
+    r"(?i)(?:^|[/\\])(?:vllm|sglang|lmdeploy|tensorrt_llm)[/\\]|gpu_(?:model_runner|worker)\.py"
+    r"|rollout"
+)
+
+
+def _advice_on_serving(frames: str, live: pl.DataFrame) -> str:
+    """Return what to do first if a KV cache, or memory of a rollout, fills the GPU; else nothing.
+
+    Args:
+        frames: the frames of the request.
+        live: as of :func:`demand_advice`.
+    """
+    stack = pl.col("stack")
+    for pattern, key in ((_KV_CACHE, "kv cache"), (_ROLLOUT, "rollout")):
+        rows = live.filter(stack.str.contains(pattern), pl.col("category") == UNKNOWN_USE)
+        trains = not re.search(_ROLLOUT, frames)
+        if rows["live_frac"].sum() >= MUCH_LIVE and (trains or key == "kv cache"):
+            where = frame_text(*rows.select("function", "file", "line").row(0))
+            size = format_bytes(int(rows["live_bytes"].sum()))
+            after = ADVICE["other"]["between phases"] if trains else ""
+            return f"{ADVICE['other'][key].format(where=where, size=size)}{after}; then "
     return ""
 
 
