@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -294,6 +295,90 @@ def test_a_thread_that_holds_the_interpreter_lock() -> None:
 def test_other_threads_that_do_not_hold_the_lock(events: list[dict[str, Any]]) -> None:
     rivals = gpu_idle(trace(events)).gaps["rival"]
     assert rivals.count() == 0
+
+
+def launched(calls: Sequence[int], *, queued: int = 0, between: int = 5) -> list[Event]:
+    """Launch kernels of 20 us by calls of these lengths in operators of PyTorch; times in us.
+
+    ``queued`` is the time from the end of each call to the start of its kernel.
+    """
+    events, at = [], 0
+    for n, length in enumerate(calls):
+        call = host("cuda_runtime", "cudaLaunchKernel", at * US, length * US, correlation=n)
+        kernel = device(GEMM, (at + length + queued) * US, 20 * US, correlation=n)
+        operator = host("cpu_op", "aten::mm", at * US, length * US)
+        events, at = [*events, operator, call, kernel], at + length + between
+    return events
+
+
+def thread(start: int, end: int, name: str = "metrics.py(20): poll_forever") -> Event:
+    return host("python_function", name, start * US, (end - start) * US, tid=7)
+
+
+SLOWED = launched([60] * 40)
+POLLS = "poll_forever (metrics.py:20) in thread 7"
+
+
+def test_a_thread_that_slows_all_launches_down_is_the_cause_of_all_idle_time() -> None:
+    result = gpu_idle(trace([*SLOWED, thread(-100, 3_000)]))
+    assert {*result.gaps["rival"]} == {POLLS}
+    idle = result.idle_by_cause
+    assert idle[causes.LAUNCH] == 0
+    assert idle[causes.HOST_CODE] >= 39 * 44 * US
+    assert result.gaps["python"].count() == 0  # its function is none of the launching thread
+    assert "process" in result.advice("host_code")
+
+
+def test_a_thread_that_slows_some_launches_down() -> None:
+    events = launched([5] * 30 + [40] * 30)
+    result = gpu_idle(trace([*events, thread(300, 3_000)]))
+    slow = result.gaps.filter(pl.col("start") > 320 * US)
+    assert {*slow["rival"]} == {POLLS}
+    assert result.idle_by_cause["host_code"] >= slow["cause_ns"].sum() > 0
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*launched([6] * 40, between=60), thread(-100, 3_000)],  # usual launches
+        [*launched([40] * 60), thread(1_000, 2_000)],  # as slow before and after
+        [*launched([60] * 40, queued=500), thread(-100, 3_000)],  # the calls wait for the queue
+        [*SLOWED, thread(-100, 3_000, "threading.py(355): wait")],
+        [*launched([60] * 10), thread(-100, 3_000)],  # few launches
+        SLOWED,
+    ],
+)
+def test_threads_that_slow_no_launches_down(events: list[Event]) -> None:
+    result = gpu_idle(trace(events))
+    assert result.gaps["rival"].count() == 0
+    assert result.idle_by_cause[causes.HOST_CODE] == 0
+
+
+def test_a_thread_that_saves_a_checkpoint_is_named_and_moves_to_a_process() -> None:
+    rows = [
+        thread(0, 2_800, "<built-in method dump of _pickle.Pickler object at 0x7f>"),
+        thread(-50, 2_900, "torch/serialization.py(850): save"),
+    ]
+    loads = [thread(-50, 2_900, "torch/serialization.py(900): load")]
+    result, loading = gpu_idle(trace([*SLOWED, *rows])), gpu_idle(trace([*SLOWED, *loads]))
+    assert {*result.gaps["rival"]} == {"save (torch/serialization.py:850) in thread 7"}
+    assert "AsyncCheckpointerType.PROCESS" in result.advice("host_code")
+    assert loading.gaps["rival"].count()
+    assert "AsyncCheckpointerType" not in loading.advice("host_code")
+
+
+def test_copies_beside_slow_launches_are_not_exposed() -> None:
+    """A kernel that starts right after its launch waits for no copy."""
+    to_host = "Memcpy DtoH (Device -> Pinned)"
+    copies = [
+        host("cuda_runtime", "cudaMemcpyAsync", -20 * US, 5 * US, correlation=900),
+        device(to_host, 90 * US, 2_000 * US, kind="gpu_memcpy", stream=9, correlation=900),
+    ]
+    rules = []
+    for rows in ([*SLOWED, *copies], [*SLOWED, *copies, thread(-100, 3_000)]):
+        rules.append({one.id for one in diagnose(trace(rows)).findings})
+    assert "exposed-copies" in rules[0]
+    assert "exposed-copies" not in rules[1]
 
 
 def pausing(pauses: dict[int, int], rank: int = 0, *, place: str = "forward") -> Trace:

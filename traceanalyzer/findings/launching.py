@@ -60,10 +60,18 @@ _LEAST_SYNCHRONISED = 0.05
 
 
 def at_rival(result: GpuIdle) -> tuple[GpuIdle, GpuIdle]:
-    """Return the result with only gaps in which one thread holds the GIL, and without them."""
+    """Return the result with only gaps in which one thread holds the GIL, and without them.
+
+    If it holds it in nearly all, as one cause already, nothing is set apart: shorter gaps are like
+    these.
+    """
     late = result.gaps.filter(pl.col("cause").cast(pl.String).is_in(causes.STOPPED))
     name = activities.main_place(late.drop_nulls("rival"), "rival")[0]
-    return _apart(result, (pl.col("rival") == name).fill_null(value=False), causes.HOST_CODE)
+    chosen = (pl.col("rival") == name).fill_null(value=False)
+    of_rival = late.filter(chosen, pl.col("cause") == causes.HOST_CODE)
+    if of_rival["cause_ns"].sum() >= activities.NEARLY_ALL * int(late["cause_ns"].sum()):
+        chosen = pl.lit(value=False)
+    return _apart(result, chosen, causes.HOST_CODE)
 
 
 def at_stops(result: GpuIdle) -> tuple[GpuIdle, GpuIdle]:

@@ -241,7 +241,7 @@ def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
 #: The range in which cudf.pandas runs a call in pandas.
 FALLBACK = "EXECUTE_SLOW"
 #: Pauses: least number, their share of host code, difference of their places in the shortest step.
-_PAUSES, _NEARLY_ALL, _ELSEWHERE = 3, 0.9, 0.1
+_PAUSES, NEARLY_ALL, _ELSEWHERE = 3, 0.9, 0.1
 
 
 def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFrame:
@@ -267,7 +267,7 @@ def pauses(gaps: pl.DataFrame, steps: pl.DataFrame, whole_ns: int) -> pl.DataFra
     are_pauses = (
         one.place in ("", one.phase)
         and not (one.wait or one.rival)
-        and rows["cause_ns"].sum() >= _NEARLY_ALL * whole_ns
+        and rows["cause_ns"].sum() >= NEARLY_ALL * whole_ns
         and at.max() - at.min() > _ELSEWHERE * shortest  # type: ignore[operator]
         and 2 * rows["step"].n_unique() > rows.height
         and several == (rows["rank"].n_unique() > 1)
@@ -475,7 +475,10 @@ def advice_on_host_code(one: Activity, program: Api, *, code: str, on_host: bool
     if one.wait:
         return advice_on_wait(one)
     if one.pauses or one.rival:
-        return _UNPAUSED[one.paused_by] if one.pauses else _OF_RIVAL.format(rival=one.rival)
+        saves = any(re.search(test, one.rival) for test in causes.SAVING)
+        saves &= pytorch and bool(_SAVES.search(one.rival))
+        of_rival = causes.OF_SAVER if saves else causes.OF_RIVAL
+        return _UNPAUSED[one.paused_by] if one.pauses else of_rival.format(rival=one.rival)
     if one.in_autograd:
         return causes.OF_COMPILED if one.after.startswith("triton_") else _OF_AUTOGRAD
     names = (one.place, one.called, one.frame)
@@ -517,10 +520,6 @@ OF_PROVIDER = (
     "it: export the model with another opset or with operators that the provider has, use the "
     "TensorRT provider, or write a custom operator. The session's log at level VERBOSE lists the "
     "nodes of each provider."
-)
-_OF_RIVAL = (
-    "Python runs one thread at a time (GIL), so {rival} stops the launches: move it to another "
-    "process (multiprocessing), or run it less often."
 )
 _OF_AUTOGRAD = (
     "Between the operators of the backward pass the autograd threads run hooks (gradient buckets "

@@ -252,6 +252,17 @@ SLOW_HOST = (
     "as slow: a debug build of PyTorch, or an overloaded or slow CPU. Then reduce the number of "
     "launches (CUDA graphs, torch.compile)."
 )
+#: Advice for another Python thread that slows launches down, and for one that saves a checkpoint.
+OF_RIVAL = (
+    "Python runs one thread at a time (GIL), so {rival} stops the launches: move it to another "
+    "process (multiprocessing), or run it less often."
+)
+OF_SAVER = (
+    "The checkpoint is saved asynchronously, but in a thread: Python runs one thread at a time "
+    "(GIL), so {rival} stops the launches. Save in another process "
+    "(torch.distributed.checkpoint.async_save with "
+    "async_checkpointer_type=AsyncCheckpointerType.PROCESS), or less often."
+)
 #: Advice for datasets of TensorFlow.
 TF_DATA = (
     "Let tf.data prepare elements in parallel and ahead: map(..., "

@@ -115,22 +115,22 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
     gaps, short_gaps, late_launches = map(idle.filter, (~short, short & ~is_late, short & is_late))
     del idle  # of millions of gaps
     near = replace(excerpt, slices=excerpt.slices.filter(intervals.meets(excerpt.slices, gaps)))
-    files = host.accessing_files(near, excerpt)
-    idle_of = {causes.PROFILER: profiler, causes.SHORT_GAP: short_gaps}
-    little = host.blocking_little(excerpt)
+    little, files = host.blocking_little(excerpt), host.accessing_files(near, excerpt)
     on_cpu = host.computing(near.slices, near.names, near.launched)
     synced = (waits, due, intervals.subtract(soon, near.of_units(on_cpu), _UNIT))
-    idle_of |= _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, files, on_cpu)
+    on_host = (files, on_cpu, rivals := longest_gaps.rivals_of(excerpt))
+    idle_of = _by_first_cause(excerpt, near, gaps, loader, copies, little, synced, on_host)
+    idle_of |= {causes.PROFILER: profiler, causes.SHORT_GAP: short_gaps}
     idle_of[causes.LAUNCH] = pl.concat([idle_of[causes.LAUNCH], late_launches[_INTERVAL]])
     cuts = longest_gaps.cuts(near, gaps, idle_of[causes.HOST_CODE])
     idle_of[causes.HOST_CODE] = linking.divided(idle_of[causes.HOST_CODE], cuts, _UNIT)
     pieces = [idle_of[cause] for cause in CAUSES]
     caused = losing.labelled(pieces, pl.Series(CAUSES, dtype=CAUSE))
-    exposed, overlapped = _exposed(excerpt), intervals.intersect(loader, busy, _UNIT)
-    windows = [busy, *pieces, loader, copies, overlapped, exposed]
+    exposed, alone = _exposed(excerpt), _copies(excerpt, little, rivals) if with_lost else []
+    windows = [busy, *pieces, loader, copies, intervals.intersect(loader, busy, _UNIT), exposed]
     measured = _measured(units, excerpt.steps, windows)
     parts, fills = linking.divided(gaps.filter(long), cuts, _UNIT), [files[on_cpu.columns], on_cpu]
-    longest = longest_gaps.longest(excerpt, parts, caused, fills, options.library_names)
+    longest = longest_gaps.longest(excerpt, parts, caused, fills, rivals, options.library_names)
     return Part(
         **clocks.origin(excerpt),
         coverage=_coverage(excerpt, longest["cause"]),
@@ -145,7 +145,7 @@ def measure(excerpt: Excerpt, options: Options, *, with_lost: bool = False) -> P
         ),
         units=measured.head(units.height).drop("step"),
         causes=_by_cause(caused),
-        lost=losing.lost([*pieces, exposed, *_copies(excerpt, little)]) if with_lost else None,
+        lost=losing.lost([*pieces, exposed, *alone]) if alone else None,
         steps=measured.tail(-units.height).drop("device", "pid"),
         gaps=longest,
         gap_count=gaps.select(long.sum()).item(),
@@ -192,16 +192,15 @@ def _by_first_cause(
     copies: pl.DataFrame,
     little: pl.DataFrame,
     synced: tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame],
-    files: pl.DataFrame,
-    on_cpu: pl.DataFrame,
+    on_host: tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame],
 ) -> dict[str, pl.DataFrame]:
     """Divide gaps by the first cause that applies, in the order of the causes here.
 
     After the host waited for the device, launching counts as synchronisation, and in short gaps
     other host code. An inference engine has to read the tokens of each step: there, only short gaps
-    count.
+    count. While another Python thread slows launches down, they are host code.
     """
-    synchronising, due, soon = synced
+    (synchronising, due, soon), (files, on_cpu, rivals) = synced, on_host
     waits, prompt = queued(gaps)
     calls = host.classified(near)
     loading = host.in_class(near, calls, LOAD_MODULE, least_ns=causes.LONG_CALL_NS)
@@ -220,6 +219,7 @@ def _by_first_cause(
         causes.MEMORY_MANAGEMENT: host.in_class(near, calls, *ALLOCATES),
         causes.CHECKPOINT_IO: pl.concat([host.saving(near), near.of_units(files)]),
         causes.PEER: near.collectives,
+        _SLOWED: rivals.filter("slows")[_INTERVAL],
         _AFTER_WAIT: pl.concat([soon, due]),
         causes.API_CALLS: host.in_class(near, calls, *OTHER_CALLS, least_ns=causes.LONG_CALL_NS),
         causes.LAUNCH: launching,
@@ -227,12 +227,13 @@ def _by_first_cause(
     }
     *divided, none = intervals.divide(gaps, list(when.values()), _UNIT)
     idle_of = dict(zip(when, divided, strict=True)) | {causes.UNKNOWN: none}
-    both = [idle_of[causes.SYNCHRONISATION], idle_of.pop(_AFTER_WAIT)]
-    return idle_of | {causes.SYNCHRONISATION: pl.concat(both)}
+    for part, cause in ((_AFTER_WAIT, causes.SYNCHRONISATION), (_SLOWED, causes.HOST_CODE)):
+        idle_of[cause] = pl.concat([idle_of[cause], idle_of.pop(part)])
+    return idle_of
 
 
-#: What is due to a wait for the device before it: synchronisation.
-_AFTER_WAIT = "after_wait"
+#: What is due to a wait for the device before it, and to another thread: see above.
+_AFTER_WAIT, _SLOWED = "after_wait", "slowed"
 
 
 def measure_with_lost(trace: Trace, options: Options) -> Part:
@@ -381,14 +382,20 @@ def _exposed(excerpt: Excerpt) -> pl.DataFrame:
     return intervals.subtract(communication, compute, _UNIT)
 
 
-def _copies(excerpt: Excerpt, little: pl.DataFrame) -> list[pl.DataFrame]:
+def _copies(excerpt: Excerpt, little: pl.DataFrame, rivals: pl.DataFrame) -> list[pl.DataFrame]:
     """Return when copies and memsets run without kernels.
 
-    Those of checkpoints and files, small copies that block the host, and others.
+    Those of checkpoints and files, small copies that block the host, those during which another
+    thread delays the launch of the next kernel, and others.
     """
     copies, kernels = _work_of(excerpt, MEMORY), _work_of(excerpt, COMPUTE, COMMUNICATION)
     alone = intervals.subtract(copies, kernels, _UNIT)
-    return intervals.divide(alone, [host.saving(excerpt), little], _UNIT)
+    slowed = rivals.filter("slows")[_INTERVAL]
+    if slowed.height:
+        until = with_launches(excerpt, intervals.gaps(kernels, _UNIT, _spans(excerpt)))
+        at_once = pl.col("end") - pl.col("launched") <= causes.LAUNCH_LATENCY_NS
+        slowed = intervals.intersect(slowed, until.filter(at_once), _UNIT)
+    return intervals.divide(alone, [host.saving(excerpt), little, slowed], _UNIT)
 
 
 def _work_of(excerpt: Excerpt, *kinds: str) -> pl.DataFrame:

@@ -257,14 +257,18 @@ def lost(pieces: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
     Args:
         pieces: idle time by each of :data:`CAUSES`, exposed communication, exposed copies of
-            checkpoints and files, small ones that block the host, and other exposed copies.
+            checkpoints and files, small ones that block the host, those while another Python thread
+            delays the next kernel, and other exposed copies.
 
     Returns:
         unit, start, end, cause; sorted by unit and start.
     """
-    *idle, exposed, saved, little, copies = pieces
+    *idle, exposed, saved, little, slowed, copies = pieces
     frames = dict(zip((*CAUSES, EXPOSED, COPIES), (*idle, exposed, copies), strict=True))
-    for cause, alone in ((causes.CHECKPOINT_IO, saved), (causes.SMALL_COPIES, little)):
+    of_copies = {
+        causes.CHECKPOINT_IO: saved, causes.SMALL_COPIES: little, causes.HOST_CODE: slowed,
+    }  # fmt: skip
+    for cause, alone in of_copies.items():
         frames[cause] = pl.concat([frame[:, _INTERVAL] for frame in (frames[cause], alone)])
     rows = labelled(list(frames.values()), pl.Series(list(frames), dtype=LOSS))
     order = intervals.stable_order(rows["unit"].to_numpy(), rows["start"].to_numpy())

@@ -522,10 +522,10 @@ def _giving_work(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_most_python(trace: Trace, threads: pl.DataFrame) -> pl.DataFrame:
-    if "python_function" not in trace.kinds:
-        return threads.clear()
     python = pl.col("kind") == "python_function"
-    if trace.events.select((python & pl.col("tid").is_in(threads["tid"].implode())).any()).item():
+    # operators of PyTorch run on the thread that calls them, with or without recorded Python
+    known = python | (pl.col("kind") == "cpu_op") & named(trace.names, [OF_PYTORCH])
+    if trace.events.select((known & pl.col("tid").is_in(threads["tid"].implode())).any()).item():
         return threads.clear()
     length = (pl.col("end") - pl.col("start")).sum().alias("length")
     busiest = _host_slices(trace, python).group_by(_LANE).agg(length)

@@ -11,7 +11,14 @@ from traceanalyzer.analyzers.common.columns import left_join
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import TAKES, WAITS_AROUND, wait_of
-from traceanalyzer.analyzers.gpu_idle.causes import DEVICE_WAIT, MAKES_CODE, PROFILER, SHORT_GAP
+from traceanalyzer.analyzers.gpu_idle.causes import (
+    DEVICE_WAIT,
+    LAUNCH_LATENCY_NS,
+    MAKES_CODE,
+    PROFILER,
+    SAVING,
+    SHORT_GAP,
+)
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.trace import of_kinds
@@ -28,6 +35,7 @@ def longest(
     gaps: pl.DataFrame,
     caused: pl.DataFrame,
     filling: Sequence[pl.DataFrame],
+    rivals: pl.DataFrame,
     libraries: Sequence[str],
 ) -> pl.DataFrame:
     """Return the longest gaps, longest first; those of host code in parts.
@@ -38,6 +46,7 @@ def longest(
         caused: unit, start, end, cause.
         filling: name, thread, start, end: slices that fill a gap together, a frame for each kind:
             file calls, and operators that compute on the CPU.
+        rivals: rows of :func:`rivals_of`.
         libraries: components of paths of own code.
 
     Returns:
@@ -62,7 +71,7 @@ def longest(
     on_host = _on_host(middle, excerpt, libraries)
     for slices in filling:
         on_host = _with_many(on_host, rows, slices, excerpt)
-    rival = _rivals(top, on_host["python"], excerpt)
+    rival = _rivals(top, on_host["python"], rivals, excerpt)
     evidence = [rows, on_host, _sampled(top, excerpt), rival]
     return pl.concat([*evidence, _stream_waits(rows, excerpt)], how="horizontal")
 
@@ -206,12 +215,13 @@ def _with_many(
     )
 
 
-def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataFrame:
+def _rivals(
+    gaps: pl.DataFrame, python: pl.Series, rivals: pl.DataFrame, excerpt: Excerpt
+) -> pl.DataFrame:
     """Return the Python thread that holds the interpreter lock in most of each gap, ``rival``.
 
     None in functions (``python``) that take half as long or longer while no such thread runs.
     """
-    rivals = _rivals_of(excerpt)
     rival = _filling(gaps, rivals, _MOST_OF_GAP)
     if rival.null_count() < gaps.height:
         is_one = pl.col("name").cast(pl.String).is_in(python.implode())
@@ -225,42 +235,80 @@ def _rivals(gaps: pl.DataFrame, python: pl.Series, excerpt: Excerpt) -> pl.DataF
     return rival.alias("rival").to_frame()
 
 
-def _rivals_of(excerpt: Excerpt) -> pl.DataFrame:
-    """Return when other Python threads run code during which hardly any work is launched.
+def rivals_of(excerpt: Excerpt) -> pl.DataFrame:
+    """Return when other Python threads run code during which launches stop or are slow.
 
     The launching thread waits for the interpreter lock (GIL) that such a thread holds. Waits of
     these threads do not count.
 
     Returns:
-        unit, name (function and thread), start, end.
+        unit, name (function and thread), start, end, slows (launches are slow).
     """
-    found = [excerpt.others[["unit", "name", "start", "end"]].clear()]
+    columns = (pl.col("name").cast(pl.String), "start", "end", pl.lit(value=False).alias("slows"))
+    found = [excerpt.others.clear().select("unit", *columns)]
     if excerpt.others.is_empty():
         return found[0]
-    calls = excerpt.launched.join(excerpt.threads, on="thread")[["unit", "start"]].drop_nulls()
+    calls = _prompt_launches(excerpt)
     for (unit, label), rows in excerpt.others.group_by("unit", "label", maintain_order=True):
-        launches = calls.filter(unit=unit).rename({"start": "ts"})
+        launches = calls.filter(unit=unit)
         waiting = rows.filter(pl.col("name").is_in([n for n in distinct(rows) if wait_of(n)]))
         code = intervals.subtract(rows, waiting, ["unit"])
-        first, last = launches.select(pl.col("ts").min().alias("first"), pl.col("ts").max()).row(0)
+        first, last = launches.select(pl.col("ts").min(), pl.col("end").max()).row(0)
         code = intervals.clip(code, first, last)
-        length = pl.col("end") - pl.col("start")
-        spent = int(code.select(length.sum()).item())
-        during = linking.label_by_interval(launches, code, ["unit"])["interval"].count()
+        spent = int(code.select((pl.col("end") - pl.col("start")).sum()).item())
+        inside = linking.label_by_interval(launches, code, ["unit"])["interval"].is_not_null()
+        during = int(inside.sum())
         others = launches.height - during
-        if during >= others or during * (last - first - spent) >= _HARDLY * others * spent:
-            continue
-        starts = pl.col("name").cast(pl.String).str.contains(r"\bthreading\.py\(")
-        of_user, rest = rows.filter(belongs(rows["name"], ())), rows.filter(~starts)
-        functions = (of_user if of_user.height else rest).group_by("name").agg(ns=length.sum())
+        hardly = during < others and during * (last - first - spent) < _HARDLY * others * spent
+        slows = not hardly and _are_slow(launches, inside, excerpt)
+        if hardly or slows:
+            name = _rival_name(rows, str(label), spent)
+            both = {"name": pl.lit(name), "slows": pl.lit(slows)}
+            found.append(code.with_columns(**both)[found[0].columns])
+    return pl.concat(found)
+
+
+def _prompt_launches(excerpt: Excerpt) -> pl.DataFrame:
+    """Return the launches: unit, ts, end, ns: the time of the call of a kernel that starts at once.
+
+    A call may wait in a full launch queue, but then its kernel starts later.
+    """
+    begun, kinds = (excerpt.work[name][excerpt.launched["work"]] for name in ("start", "kind"))
+    alone = pl.len().over("thread", "start") == 1  # no graph
+    prompt = (begun - excerpt.launched["end"] <= LAUNCH_LATENCY_NS) & (kinds == "kernel")
+    time = pl.when(alone & prompt).then(pl.col("end") - pl.col("start"))
+    calls = excerpt.launched.with_columns(ns=time).join(excerpt.threads, on="thread")
+    return calls.select("unit", "end", "ns", ts="start").drop_nulls("ts")
+
+
+def _are_slow(launches: pl.DataFrame, inside: pl.Series, excerpt: Excerpt) -> bool:
+    """Whether the calls inside take several times as long as others, or as usual."""
+    times, others = (launches.filter(one)["ns"].drop_nulls() for one in (inside, ~inside))
+    is_known = others.len() >= _ENOUGH
+    if times.len() < _ENOUGH or excerpt.program.blocking:
+        return False
+    usual_ns = (others.quantile(0.5) or 0.0) if is_known else _USUAL_NS
+    is_slow = (times.quantile(0.5) or 0.0) >= _SLOWER * max(usual_ns, _FAST_NS)
+    return is_slow and (is_known or not excerpt.program.slow_host)
+
+
+def _rival_name(rows: pl.DataFrame, label: str, spent: int) -> str:
+    """Return the function that runs for half of the time, and its thread: one that saves first."""
+    starts = pl.col("name").cast(pl.String).str.contains(r"\bthreading\.py\(")
+    length = pl.col("end") - pl.col("start")
+    of_user, rest = rows.filter(belongs(rows["name"], ())), rows.filter(~starts)
+    for some in (rows.filter(named(rows, SAVING)), of_user if of_user.height else rest):
+        functions = some.group_by("name").agg(ns=length.sum())
         most = functions.filter(2 * pl.col("ns") >= spent).sort("ns", "name").head(1)["name"]
-        name = f"{frame_text(str(most[0]))} in {label}" if most.len() else str(label)
-        found.append(code.select("unit", pl.lit(name).alias("name"), "start", "end"))
-    return pl.concat(found, how="vertical_relaxed")
+        if most.len():
+            return f"{frame_text(str(most[0]))} in {label}"
+    return label
 
 
 #: Launches per time below this share of the usual number are hardly any.
 _HARDLY = 0.1
+#: Launch calls are slow from so many times the usual time on, in so many calls; usual times.
+_SLOWER, _ENOUGH, _USUAL_NS, _FAST_NS = 3, 20, 8_000, 4_000
 
 
 def _filling(gaps: pl.DataFrame, rows: pl.DataFrame, share: float) -> pl.Series:
