@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 from diagnosing import diagnosis, measurements
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.own_lines import COMPILES, DEVICE, IMPORTS
-from traceanalyzer.analyzers.common.waits import LOCK
+from traceanalyzer.analyzers.common.own_lines import BACKGROUND, COMPILES, IMPORTS
+from traceanalyzer.analyzers.common.waits import (
+    DATA,
+    DEVICE,
+    EVENTS,
+    FULL_QUEUE,
+    LOCK,
+    RANKS,
+    REQUESTS,
+)
 
 MAIN = "<module> (/home/u/run.py:40);"
 
@@ -53,8 +62,8 @@ def test_waits_and_imports_are_not_hot(tmp_path: Path, leaf: str, doing: str | N
     found = report.paths["doing"][0]
     assert (found or "").startswith(doing or "")
     assert (found is None) == (doing is None)
-    one, *_ = diagnosis(path).diagnosis
-    assert ("bpe.py:77" in one.title) == (doing is not None)
+    lines = [one for one in diagnosis(path).diagnosis if " your own code" in one.title]
+    assert ("bpe.py:77" in lines[0].title) == (doing is not None)
 
 
 @pytest.mark.parametrize(
@@ -223,3 +232,103 @@ def test_threads_that_are_in_one_line_by_chance_wait_for_no_lock(tmp_path: Path)
     report = ta.py_spy_report(_threads(tmp_path, one_at_a_time=False))
     assert report.locks.is_empty()
     assert report.running.height == report.paths.height
+
+
+STEP = "main (/home/u/train.py:9);step (/home/u/train.py:61);"
+
+
+@pytest.mark.parametrize(
+    ("stack", "doing"),
+    [
+        (
+            "cudaLaunchKernel (libcudart.so.12);cuLaunchKernel (libcuda.so.1);sched_yield",
+            FULL_QUEUE,
+        ),
+        ("hipModuleLaunchKernel (libamdhip64.so);usleep (libc.so.6)", FULL_QUEUE),
+        ("cudaStreamSynchronize (libcudart.so.12);clock_gettime (libc.so.6)", DEVICE),
+        ("hipStreamSynchronize (libamdhip64.so);hsa_signal_wait_scacquire (libhsa.so)", DEVICE),
+        ("zeEventHostSynchronize (libze_loader.so.1)", DEVICE),
+        ("cudaMemcpyAsync (libcudart.so.12);poll (libc.so.6)", DEVICE),
+        ("synchronize (site-packages/torch/xpu/__init__.py:9)", DEVICE),
+        ("cudaLaunchKernel (libcudart.so.12)", None),
+        ("cudaMemcpyAsync (libcudart.so.12);memcpy (libc.so.6)", None),
+        ("cudaLaunchKernel (libcudart.so.12);pthread_rwlock_wrlock (libc.so.6)", LOCK),
+        ("all_reduce (torch/distributed/distributed_c10d.py:1);poll (libc.so.6)", RANKS),
+        ("poll (libc.so.6)", DATA),
+    ],
+)
+def test_waits_within_calls_of_gpu_runtimes(tmp_path: Path, stack: str, doing: str | None) -> None:
+    report = ta.py_spy_report(sampled(tmp_path, f"{STEP}{stack} 80", f"{STEP}log (log.py:3) 20"))
+    assert report.paths["doing"][0] == doing
+    assert report.activities.filter(place="step (/home/u/train.py:61)")["samples"][0] >= 20
+
+
+_LOOP = "run (asyncio/runners.py:1);_run_once (asyncio/base_events.py:1);select (selectors.py:4)"
+
+
+@pytest.mark.parametrize(
+    ("wait", "activity"),
+    [
+        ("cudaLaunchKernel (libcudart.so.12);sched_yield (libc.so.6)", FULL_QUEUE),
+        ("synchronize (torch/cuda/__init__.py:1)", DEVICE),
+        (_LOOP, EVENTS),
+        ("_process_input_queue (vllm/v1/engine/core.py:6);get (queue.py:1)", REQUESTS),
+    ],
+)
+def test_lines_have_their_share_of_all_samples(tmp_path: Path, wait: str, activity: str) -> None:
+    lines = (
+        f"{STEP}{wait} 930",
+        f"{STEP}item (/home/u/a.py:7) 50",
+        f"{STEP}log (/home/u/a.py:9) 20",
+    )
+    path = sampled(tmp_path, *lines)
+    report = ta.py_spy_report(path)
+    assert report.busy_samples == 1000
+    assert all(one.size <= 0.05 for one in measurements("hot-line", report))
+    assert not diagnosis(path).diagnosis
+    assert "93.0 %" in report.verdict
+    assert activity in report.verdict
+    assert any("93.0 %" in note and activity in note for note in diagnosis(path).notes)
+
+
+def test_a_line_beside_a_short_wait_has_its_share_of_all_samples(tmp_path: Path) -> None:
+    path = sampled(
+        tmp_path, f"{STEP}synchronize (torch/cuda/__init__.py:1) 300",
+        f"{STEP}parse (/home/u/a.py:7) 600", f"{STEP}<module> (numpy/__init__.py:1) 100",
+    )  # fmt: skip
+    (one,) = measurements("hot-line", ta.py_spy_report(path))
+    assert (one.size, "parse" in one.title) == (0.6, True)
+    assert not [note for note in diagnosis(path).notes if DEVICE in note]
+
+
+_THREAD = "_bootstrap (threading.py:1);_bootstrap_inner (threading.py:2);run (threading.py:3);"
+
+
+def test_waits_of_other_threads_do_not_dilute_the_main_thread(tmp_path: Path) -> None:
+    path = sampled(
+        tmp_path, f"{STEP}parse (/home/u/a.py:7) 600", f"{STEP}sleep (libc.so.6) 400",
+        f"{_THREAD}take (/home/u/b.py:7);get (queue.py:1) 8000",
+    )  # fmt: skip
+    (one,) = measurements("hot-line", ta.py_spy_report(path))
+    assert one.size == 0.6
+
+
+@pytest.mark.parametrize(
+    ("leaf", "is_python"),
+    [
+        ("dumps (json/__init__.py:231)", True),
+        ("do_one (torch/utils/data/_utils/pin_memory.py:9)", False),
+        ("send (ssl.py:9)", False),
+    ],
+)
+def test_other_threads_of_libraries_are_named(tmp_path: Path, leaf: str, is_python: bool) -> None:
+    path = sampled(
+        tmp_path, f"{STEP}forward (torch/nn/modules/module.py:7) 450",
+        f"{_THREAD}_handle (wandb/sdk/handler.py:200);{leaf} 500",
+    )  # fmt: skip
+    report = ta.py_spy_report(path)
+    row = report.activities.row(by_predicate=pl.col("activity") == BACKGROUND, named=True)
+    assert row["samples_frac"] == pytest.approx(500 / 950)
+    found = [one for one in measurements("hot-line", report) if "wandb" in one.title]
+    assert [one.size for one in found] == [pytest.approx(500 / 950)] * is_python
+    assert ("wandb/sdk/handler.py" in row["calls"]) or not is_python

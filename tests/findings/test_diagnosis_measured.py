@@ -368,7 +368,7 @@ def test_a_wait_in_a_callback_blocks_the_event_loop(
     )
     found = {one.size: one.title for one in measurements("hot-line", ta.py_spy_report(raw))}
     assert ("asyncio" in found.get(0.6, "")) == (share is not None)
-    assert (16 / 76 in found) == (share is not None)
+    assert "app.py:48" in found[0.16]  # of all samples
 
 
 def test_progress_bars_are_one_finding(tmp_path: Path) -> None:
@@ -449,7 +449,7 @@ def test_a_checkpoint_counts_with_its_waits_and_background_threads_do_not_count(
     }  # fmt: skip
     save, load = measurements("hot-line", report)
     assert (save.size, "save (ckpt.py:5)" in save.title) == (0.3, True)
-    assert (load.size, "load (data.py:5)" in load.title) == (pytest.approx(20 / 95), True)
+    assert (load.size, "load (data.py:5)" in load.title) == (0.2, True)
 
 
 def test_the_model_below_other_lines_is_no_finding(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.memory.result import Memory
 from traceanalyzer.analyzers.overlap.result import Overlap
+from traceanalyzer.analyzers.py_spy_report.result import LeafPaths
 from traceanalyzer.analyzers.registry import REPLAY
 from traceanalyzer.analyzers.timeline.summary import summary
 from traceanalyzer.drawings import Lanes
@@ -163,13 +164,21 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
             *_advice(answers.problems),
             *filter(None, [examined.jobs, _inferred(answers)]),
             *gains.notes(gained, answers.time),
-            *[_MORE_LINES] * ("py_spy_report" in examined.results),
+            *_of_samples(answers),
             *examined.notes,
         ),
     )
 
 
 _MORE_LINES = "traceanalyzer py-spy-report shows all lines of code, and what else the samples do."
+
+
+def _of_samples(answers: Answers) -> Iterator[str]:
+    """Yield what most samples wait for, and which command shows the lines of code."""
+    report = answers.of(LeafPaths)
+    if report is not None:
+        yield from filter(None, [work.main_wait(report)])
+        yield _MORE_LINES
 
 
 def _about(examined: Examination, gained: gains.Gains) -> Iterator[str]:

@@ -9,9 +9,25 @@ import polars as pl
 from traceanalyzer.analyzers.common import libraries
 from traceanalyzer.analyzers.common.columns import largest_first, left_join
 from traceanalyzer.analyzers.common.names import called_in, frame_text
-from traceanalyzer.analyzers.common.own_lines import BACKGROUND, BLOCKS, COMPILES, LOADER, place_of
+from traceanalyzer.analyzers.common.own_lines import (
+    BACKGROUND,
+    BLOCKS,
+    COMPILES,
+    IDLE,
+    LOADER,
+    place_of,
+)
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
-from traceanalyzer.analyzers.common.waits import ADVICE, FILE_LOCK, RANKS, wait_of
+from traceanalyzer.analyzers.common.waits import (
+    ADVICE,
+    DEVICE,
+    EVENTS,
+    FILE_LOCK,
+    FULL_QUEUE,
+    RANKS,
+    REQUESTS,
+    wait_of,
+)
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths, by_line
 from traceanalyzer.analyzers.steps.result import Steps
@@ -158,13 +174,8 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         return
     paths = _with_saves(result)
     counted = paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
-    blocked = float(paths.filter(doing=BLOCKS)["samples"].sum())
-    running = float(counted["samples"].sum()) + blocked
-    idle = result.total_samples - running
     yield from _loading(result)
-    runs = f"samples that run code{' or block the event loop' * (blocked > 0)}"
-    of = runs if idle else "samples"
-    of = "allocated memory" if result.unit == "bytes" else of
+    of = "allocated memory" if result.unit == "bytes" else "samples"
     loading, is_alone = result.loader_wait_frac, (result.processes["role"] == MAIN).all()
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
@@ -174,33 +185,52 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     called = pl.format("{}: {} < {}", _LEAF_FILE, "name", pl.col("caller").fill_null(""))
     for pattern, what, advice in _KINDS:
         is_kind = called.str.contains(pattern)
-        yield from _summed(counted.filter(is_kind), running, of, what, advice)
+        yield from _summed(counted.filter(is_kind), result.busy_samples, of, what, advice)
         rest_rows = rest_rows.filter(~is_kind)
     yield from _lock_waits(result)
     yield from _activities(result)
     yield from _in_libraries(result, rest_rows, before)
-    yield from _checkpoints(result, paths.filter("saves"), running)
+    yield from _in_background(result)
+    yield from _checkpoints(result, paths.filter("saves"))
     leaf = pl.format("{}: {}", _LEAF_FILE, "name")
     trains = leaf.str.contains(_BACKWARD).any()  # of lines with models, the rest counts
     in_model = _LEAF_FILE.str.ends_with(".py") & leaf.str.contains(_IN_MODEL)
     rest_rows = rest_rows.filter(~pl.col("saves"), ~(trains.over(LIBRARY) & in_model))
     first = _IN_MODEL if counted.select(trains).item() else _BACKWARD
-    yield from _hot_lines(result, rest_rows, running, (of, before, first))
+    if _share_of(result, FULL_QUEUE) < _MOST:  # else the host is ahead of the GPU
+        yield from _hot_lines(result, rest_rows, (of, before, first))
+
+
+def _share_of(result: LeafPaths, activity: str) -> float:
+    """Return the share of an activity in what main threads do and other threads run."""
+    samples = float(result.activities.filter(activity=activity)["samples"].sum())
+    return min(samples / (result.busy_samples or 1), 1.0)
+
+
+def main_wait(result: LeafPaths) -> str:
+    """Return the sentence on the wait that most samples are, with what to do; empty without it."""
+    acts = result.activities.filter(~pl.col("activity").is_in([IDLE, BACKGROUND]))
+    rows = acts.filter(pl.col("activity").is_in(_NO_FINDING))
+    for row in rows.head(1).iter_rows(named=True):
+        if (share := row["samples"] / float(acts["samples"].sum())) >= _MOST:
+            place = f", most of it at {row['place']}" if row["place"] else ""
+            advice = ADVICE[row["activity"]]
+            return f"{format_frac(share)} of samples: {row['activity']}{place}. {advice}."
+    return ""
 
 
 def _hot_lines(
-    result: LeafPaths, rows: pl.DataFrame, running: float, texts: tuple[str, str, str]
+    result: LeafPaths, rows: pl.DataFrame, texts: tuple[str, str, str]
 ) -> Iterator[Measured]:
     """Yield the lines of own code, but those of models.
 
     Args:
         result: the report.
         rows: the rows of ``paths`` that count.
-        running: weight of code that runs.
         texts: what it is a share of, what comes before the first line, and what that does not call.
     """
     of, before, first = texts
-    idle = result.total_samples - running
+    whole = result.busy_samples
     loaded = {tuple(of): n for *of, n in result.loading[["name", "path", "line", "samples"]].rows()}
     fewest = _FEWEST * (result.unit == "samples")
     lines = _neighbours(by_line(rows).filter(pl.col("samples") >= fewest)).head(_MOST_LINES)
@@ -215,20 +245,29 @@ def _hot_lines(
         if (n := len(row["lines"])) > 1:
             what = f"{n} neighbouring lines"
             place = f"{path}:{format_ranges(row['lines'])}, most in line {line}"
-        part, whole, rest = (format_weight(n, result.unit) for n in (samples, running, idle))
         yield Measured(
-            size=samples / (running + float(result.locks["samples"].sum())),
-            title=f"{'' if number else before}{format_frac(samples / running)} of {of} "
+            size=samples / whole,
+            title=f"{'' if number else before}{format_frac(samples / whole)} of {of} "
             f"{'is' if 'memory' in of else 'are'} in or below {'one ' * (n == 1)}{what} of your "
             f"own code: {name}{f' ({place})' if place else ''}.",
-            evidence=(
-                f"{part} in or below the {what}, {whole} in code that runs.",
-                *[f"Not counted: {rest} that wait, import or run in background threads."]
-                * (idle > 0),
-            ),
+            evidence=tuple(_counted(result, samples, what)),
             advice=_below(result, row),
             of=of,
-            confidence="low" if running < _FEW.get(result.unit, 0) else "high",
+            confidence="low" if whole < _FEW.get(result.unit, 0) else "high",
+        )
+
+
+def _counted(result: LeafPaths, samples: float, what: str) -> Iterator[str]:
+    """Yield how much is in or below a line, of how much, and what is not counted."""
+    rest, waits = result.total_samples - result.busy_samples, _share_of(result, DEVICE)
+    part, busy, idle = (format_weight(n, result.unit) for n in (samples, result.busy_samples, rest))
+    yield f"{part} in or below the {what}, {busy} in main threads and in code that others run."
+    if rest > 0:
+        yield f"Not counted: {idle} of idle and background threads, and waits for them."
+    if waits >= _WAITS:
+        yield (
+            f"The GPU is waited for in {format_frac(waits)}: code that runs while the GPU works "
+            "costs nothing (torch.profiler shows it)."
         )
 
 
@@ -339,10 +378,10 @@ def _with_saves(result: LeafPaths) -> pl.DataFrame:
     )
 
 
-def _checkpoints(result: LeafPaths, rows: pl.DataFrame, running: float) -> Iterator[Measured]:
+def _checkpoints(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
     """Yield the samples that save checkpoints, with their waits for earlier saves."""
     waits = float(rows.filter(pl.col("doing").is_not_null())["samples"].sum())
-    if share := float(rows["samples"].sum()) / ((running + waits) or 1):
+    if share := min(float(rows["samples"].sum()) / (result.busy_samples or 1), 1.0):
         lines = by_line(rows)[LIBRARY].head(_NAMED)
         places = [f"{name} ({path}:{line})" for name, path, line in lines.iter_rows()]
         yield Measured(
@@ -417,6 +456,26 @@ def _in_libraries(result: LeafPaths, rows: pl.DataFrame, before: str) -> Iterato
         )
 
 
+def _in_background(result: LeafPaths) -> Iterator[Measured]:
+    """Yield the functions of libraries that run Python code in threads beside own code."""
+    runs = _LEAF_FILE.str.ends_with(".py") & ~_LEAF_FILE.str.contains(_RELEASES)
+    rows = result.paths.filter(pl.col("doing") == BACKGROUND, runs)
+    by = rows.group_by("name", "path", "line", by=pl.coalesce("caller", "path"))
+    sums = by.agg(pl.col("samples").sum())
+    share = float(sums["samples"].sum()) / result.total_samples
+    sums = largest_first(sums.with_columns(place=place_of(*map(pl.col, PATH))), "samples", "place")
+    for row in sums.head(1).iter_rows(named=True):
+        caller = f", called by {row['by']}" if row["by"] != row["path"] else ""
+        yield Measured(
+            size=share,
+            title=f"Threads of libraries run Python code in {format_frac(share)} of samples, most "
+            f"of it in {row['place']}{caller}.",
+            advice=_TEXTS["background"],
+            of="samples",
+            confidence="low",
+        )
+
+
 def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
     """Yield the lines in which threads wait for a lock, and who holds it."""
     for place, holder, samples in result.locks.iter_rows():
@@ -431,6 +490,13 @@ def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
         )
 
 
+#: Files whose functions mostly run C code meanwhile, without the interpreter lock.
+_RELEASES = (
+    r"(?:^|[/\\])(?:torch|numpy|jax|jaxlib|tensorflow|cupy)[/\\]"
+    r"|(?:^|[/\\])(?:socket|ssl|gzip|bz2|lzma|zipfile|shutil|subprocess|hashlib)\.py$"
+)
+#: Waits without a finding of their own, and the least share of one that is named instead.
+_NO_FINDING, _MOST = (DEVICE, FULL_QUEUE, EVENTS, REQUESTS), 0.5
 #: So many lines may have the least share of a finding.
 _MOST_LINES = 10
 #: Functions of frameworks, models and their steps: file and name, then the function of own code.

@@ -12,7 +12,18 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import libraries
-from traceanalyzer.analyzers.common.waits import DATA, DEVICE, LOCK, PROCESS, RANKS, wait_of
+from traceanalyzer.analyzers.common.waits import (
+    DATA,
+    DEVICE,
+    EVENTS,
+    FULL_QUEUE,
+    LOCK,
+    PROCESS,
+    RANKS,
+    REQUESTS,
+    WAITS_FOR_REQUESTS,
+    wait_of,
+)
 from traceanalyzer.frames import intervals, stack_weights
 from traceanalyzer.units import format_frac
 
@@ -49,8 +60,27 @@ _COLLECTIVE = (
 )
 _SYNCHRONISES = (
     r"(?:^|[/\\])(?:jax/_src/array\.py: (?:\w+\.)*block_until_ready"
-    r"|torch/cuda/(?:__init__|streams)\.py: (?:\w+\.)*synchronize)$"
+    r"|torch(?:_npu)?/(?:cuda|xpu|npu|accelerator)/(?:__init__|streams|utils)\.py: "
+    r"(?:\w+\.)*synchronize)$"
 )
+#: Functions of GPU runtimes that return when the GPU is done; copies, in which a wait is for the
+#: GPU; and launches, which wait for room in the queue.
+_IN_SYNC = (
+    r": (?:(?:cuda|cu|hip|ze)[A-Z]\w*Synchronize\w*|(?:aclrt|rt)\w*Synchronize\w*"
+    r"|hsa_(?:amd_)?signal_wait\w*"
+    r"|rocr::.*Signal::Wait\w*)$"
+)
+_IN_COPY = r": (?:(?:cuda|cu|hip)Mem(?:cpy|set)\w*|(?:aclrt|rt)Mem(?:cpy|set)\w*)$"
+_IN_LAUNCH = r": (?:cuda|cu|hip|aclrt|rt)(?:Module|Graph|Ext)?(?:Kernel)?Launch\w*$"
+#: One turn of an event loop, and where :mod:`threading` starts a thread.
+_LOOP = r"asyncio[/\\]base_events\.py: (?:\w+\.)*_run_once$"
+_THREAD = r"(?:^|[/\\])threading\.py: (?:\w+\.)*_bootstrap(?:_inner)?$"
+#: What is looked for on stacks.
+_WITHIN = {
+    "in_sync": _IN_SYNC, "in_copy": _IN_COPY, "in_launch": _IN_LAUNCH, "in_loop": _LOOP,
+    "for_requests": WAITS_FOR_REQUESTS, "blocks": _CALLBACK, "cell": _NOTEBOOK,
+    "compiles": _COMPILER,
+}  # fmt: skip
 
 MODULE = "<module>"
 _PROCESS = r"(?:^|[/\\])multiprocessing[/\\](?:process|forkserver|\w+_tracker)\.py$"
@@ -70,6 +100,8 @@ _LEAST = 0.01
 _MOST_LINES, _MOST_NUMBERS = 3, 5
 #: Shares of a line that the call below it takes: below the first one it is not named.
 _SMALL_PART, _HALF = 0.2, 0.5
+#: From this share on, a wait is what the program does.
+_MOST = 0.5
 
 
 @dataclass(frozen=True)
@@ -131,18 +163,17 @@ def doing(
     of_loader = code.str.contains(_LOADER_CODE).to_numpy()[tree.frame]
     loader = at(tree.frame, at(stack_weights.nearest(tree.parent, of_loader), node))
     loads = code.str.contains(_NEXT_BATCH).gather(row_of(loader)).fill_null(value=False)
-    compiles = tree.on_stack(code.str.contains(_COMPILER).to_numpy(), node)
     syncs = code.str.contains(_SYNCHRONISES).gather(row_of(at(tree.frame, source)))
-    blocks, cell = (
-        tree.on_stack(code.str.contains(one).to_numpy(), node) for one in (_CALLBACK, _NOTEBOOK)
-    )
+    within = {
+        name: tree.on_stack(code.str.contains(pattern).to_numpy(), node)
+        for name, pattern in _WITHIN.items()
+    }
     rows = pl.DataFrame(
         {"alone": alone, "above": above, "imports": inside, "joins": joins, "loads": loads,
-         "blocks": blocks & ~cell, "compiles": compiles, "ranks": ranks,
-         "syncs": syncs.fill_null(value=False)}
+         "ranks": ranks, "syncs": syncs.fill_null(value=False), **within}
     )  # fmt: skip
     apart = np.zeros(len(node), np.bool_) if background is None else background
-    wait = pl.coalesce("alone", "above", pl.when("syncs").then(pl.lit(DEVICE)))
+    wait = _wait()
     return rows.select(
         doing=pl.when(pl.Series(node == stack_weights.ROOT))
         .then(pl.lit(NO_FRAME))
@@ -154,16 +185,33 @@ def doing(
         .then(pl.lit(LOCK))
         .when(pl.col("joins") & wait.is_not_null())
         .then(pl.lit(PROCESS))
+        .when(pl.col("in_launch") & wait.is_not_null() & (wait != LOCK))
+        .then(pl.lit(FULL_QUEUE))
         .when("ranks")
         .then(pl.lit(RANKS))
         .when(pl.col("loads") & wait.is_not_null())
         .then(pl.lit(LOADER))
-        .when(pl.col("blocks") & (wait != DEVICE))
+        .when(pl.col("blocks") & ~pl.col("cell") & (wait != DEVICE))
         .then(pl.lit(BLOCKS))
+        .when(pl.col("in_loop") & (wait == DATA))
+        .then(pl.lit(EVENTS))
         .when(pl.Series(apart) & wait.is_null())
         .then(pl.lit(BACKGROUND))
         .otherwise(wait)
     ).to_series()
+
+
+def _wait() -> pl.Expr:
+    """Return the wait of the innermost function, by the call of a GPU runtime that it is in."""
+    wait = pl.coalesce("alone", "above", pl.when("syncs").then(pl.lit(DEVICE)))
+    is_wait = wait.is_not_null()
+    return (
+        pl.when(pl.col("in_sync") | (pl.col("in_copy") & is_wait))
+        .then(pl.lit(DEVICE))
+        .when(pl.col("for_requests") & is_wait)
+        .then(pl.lit(REQUESTS))
+        .otherwise(wait)
+    )
 
 
 def imports(
@@ -207,8 +255,10 @@ def sums(
     The call is the outermost function below the line that does more than to pass the call on.
 
     Returns:
-        ``group``, ``owner`` and ``call`` (frame numbers, null without own code, and for the line
-        itself), ``doing``, ``idle`` (the sample is of an idle thread), ``samples``.
+        ``group``, ``owner`` and ``call`` (frame numbers; without own code the innermost function
+        of an installed package, else the innermost one; null for the line itself), ``doing``,
+        ``idle`` (the sample is of an idle thread), ``started`` (it is of a thread that Python's
+        threading started), ``samples``.
     """
     in_own_code = tree.is_own_code[tree.frame]
     passes_on = _passes_on(tree.texts)[tree.frame] & ~in_own_code
@@ -218,7 +268,7 @@ def sums(
     call = at(stack_weights.nearest(tree.parent, starts | in_own_code), node)
     line = at(nearest, node)
     call = np.where(call == line, np.where(line == node, stack_weights.ROOT, node), call)
-    call = np.where(line == stack_weights.ROOT, stack_weights.ROOT, call)
+    call = np.where(line == stack_weights.ROOT, _in_package(tree, node), call)
     own_code, does = _is_own_code(tree), doing(tree, node, background)
     waits = (~does.is_in([IMPORTS, COMPILES, BACKGROUND])).fill_null(value=False).to_numpy()
     waits &= own_code.any() and ~tree.on_stack(own_code, node)
@@ -229,11 +279,28 @@ def sums(
             "call": row_of(at(tree.frame, call)),
             "doing": does,
             "idle": (does == NO_FRAME).fill_null(value=False) | pl.Series(waits),
+            "started": tree.on_stack(starts_thread(tree.texts), node),
             "samples": weight,
         }
     )
-    keys = ["group", "owner", "call", "doing", "idle"]
+    keys = ["group", "owner", "call", "doing", "idle", "started"]
     return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
+
+
+def starts_thread(texts: pl.DataFrame) -> intervals.Bools:
+    """Return a mask of the frames in which Python's threading starts a thread."""
+    code = pl.format("{}: {}", pl.col("file").fill_null(""), pl.col("name").fill_null(""))
+    mask: intervals.Bools = texts.select(code.str.contains(_THREAD)).to_series().to_numpy()
+    return mask
+
+
+def _in_package(tree: CallTree, node: intervals.Ints) -> intervals.Ints:
+    """Return the innermost function of an installed package above each node, or the node."""
+    known = {file: libraries.package_of(file) for file in tree.texts["file"].unique()}
+    package = [known[file] for file in tree.texts["file"]]
+    mask = np.array([bool(one) and one != libraries.STANDARD_LIBRARY for one in package], np.bool_)
+    found = at(stack_weights.nearest(tree.parent, mask[tree.frame]), node)
+    return np.where(found == stack_weights.ROOT, node, found)
 
 
 def _passes_on(texts: pl.DataFrame) -> intervals.Bools:
@@ -313,6 +380,7 @@ def answer(rows: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[st
     """Return sentences on the lines of own code with most time, and on what is apart.
 
     Five numbers at most: up to three lines, then importing, waiting, idle threads and other code.
+    If most of the time is a wait, it comes first, and the lines have their shares of the whole.
 
     Args:
         rows: result of :func:`lines`, not empty; groups are summed.
@@ -327,7 +395,12 @@ def answer(rows: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[st
     summed = summed.sort("samples_frac", descending=True, maintain_order=True)
     top = summed.head(max(1, min(_MOST_LINES, _MOST_NUMBERS - len(apart))))
     top = pl.concat([top.head(1), top.slice(1).filter(pl.col("samples_frac") >= _LEAST)])
-    all_runs = acts["activity"].is_in([RUNS, RUNS_OTHER]).all()
+    whole = {"ns": "the whole time", "samples": "all samples"}.get(unit, "the whole")
+    if wait := _main_wait(acts, whole):
+        runs = float(acts.filter(_RUNS)["samples_frac"].sum())
+        each = [f"{place} {format_frac(share * runs)}" for place, share, *_ in top.iter_rows()]
+        return f"{wait}. Your code: {', '.join(each)}."
+    all_runs = acts.select(_RUNS.all()).item()
     line, *more = (
         f"{format_frac(share)}{_whole(unit, all_runs=all_runs) if not row else ''} "
         f"in {place}{_in_call(calls, part)}"
@@ -336,8 +409,21 @@ def answer(rows: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[st
     sentence = "; ".join([line, *more]) + "."
     if not apart:
         return sentence
-    whole = {"ns": "the whole time", "samples": "all samples"}.get(unit, "the whole")
     return f"{sentence} Of {whole}: {', '.join(apart)}."
+
+
+#: What runs code.
+_RUNS = pl.col("activity").is_in([RUNS, RUNS_OTHER])
+#: What is no wait.
+_NO_WAIT = [IMPORTS, COMPILES, IDLE, RUNS, RUNS_OTHER, BACKGROUND, LOADER]
+
+
+def _main_wait(acts: pl.DataFrame, whole: str) -> str:
+    """Return ``93.0 % of all samples: waits for the GPU`` if most samples are one kind of wait."""
+    rows = acts.filter(pl.col("samples_frac") >= _MOST, ~pl.col("activity").is_in(_NO_WAIT))
+    for row in rows.head(1).iter_rows(named=True):
+        return f"{format_frac(row['samples_frac'])} of {whole}: {row['activity']}{_waits_in(rows)}"
+    return ""
 
 
 def _whole(unit: str, *, all_runs: bool) -> str:
@@ -362,7 +448,7 @@ def _apart(acts: pl.DataFrame) -> Iterator[str]:
     labels = {
         "importing": what == IMPORTS,
         "compiling": what == COMPILES,
-        "waiting": ~what.is_in([IMPORTS, COMPILES, IDLE, RUNS, RUNS_OTHER, BACKGROUND]),
+        "waiting": ~what.is_in([one for one in _NO_WAIT if one != LOADER]),
         "idle threads": what == IDLE,
         "other code": what == RUNS_OTHER,
         "background threads": what == BACKGROUND,
@@ -371,13 +457,15 @@ def _apart(acts: pl.DataFrame) -> Iterator[str]:
         rows = acts.filter(which)
         share = float(rows["samples_frac"].sum())
         if share >= _LEAST:
-            yield f"{label} {format_frac(share)}{_waits_in(rows) if 'wait' in label else ''}"
+            yield f"{label} {format_frac(share)}{_waits_in(rows)}"
 
 
 def _waits_in(rows: pl.DataFrame) -> str:
-    """Return the own line that waits most."""
-    for place, calls in rows.select("place", "calls").head(1).drop_nulls("place").iter_rows():
-        return f" (most of it in {place}{f', {calls}' if calls else ''})"
+    """Return the own line with most of it; of other code, the function of a library."""
+    other = pl.when(pl.col("activity").is_in([RUNS_OTHER, BACKGROUND])).then("calls")
+    places = rows.head(1).select(pl.coalesce("place", other), pl.coalesce("calls", "place"))
+    for place, calls in places.drop_nulls("place").iter_rows():
+        return f" (most of it in {place}{f', {calls}' if calls not in (None, place) else ''})"
     return ""
 
 

@@ -19,6 +19,8 @@ ENGINE = "waits for the next step from the engine's process"
 DISK = "swaps tensors from or to disk"
 KV_TRANSFER = "waits for a transfer of the KV cache"
 DEVICE, RANKS = "waits for the GPU", "waits for other ranks"
+FULL_QUEUE = "waits for the GPU (its launch queue is full)"
+EVENTS = "waits for events (idle event loop)"
 UNKNOWN = "waits in a function written in C"
 #: A method of an object written in C, whose name does not show what it waits for.
 _OF_OBJECT = re.compile(r"^<(?:built-in )?method wait of PyCapsule")

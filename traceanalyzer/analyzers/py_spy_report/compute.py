@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
-from traceanalyzer.analyzers.common import columns, libraries, own_lines
+from traceanalyzer.analyzers.common import columns, libraries, own_lines, waits
 from traceanalyzer.analyzers.common.own_lines import at, row_of
 from traceanalyzer.analyzers.py_spy_report import By, GroupBy, Match, Options
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, NO_FRAME, PATH, LeafPaths
@@ -55,7 +55,7 @@ class Part:
             waits or imports); in the file's order.
         lines: weight by line of own code or of the libraries, with the call below it: ``group``,
             ``name``, ``path``, ``line`` (null without such a line), ``calls`` and ``calls_file``
-            (null for the line itself), ``doing``, ``idle``, ``samples``.
+            (null for the line itself), ``doing``, ``idle``, ``started``, ``samples``.
         groups: ``group``, ``key``, ``path``, ``self`` and ``total`` if sums are requested.
         locks: rows of :func:`_locks` without ``frame``.
         processes: ``pid``, ``command``, ``role``, ``samples``.
@@ -167,6 +167,7 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
         left_out_samples=math.fsum(part.left_out for part in parts) * scale,
         lines=_whole(own_lines.lines(lines).select(*_LINE)),
         activities=_whole(own_lines.activities(lines)),
+        busy_samples=_busy(lines, one_process=processes["role"].eq(MAIN).all()),
         paths=_whole(paths.select(*order, "proportion")),
         groups=_whole(_groups(parts, total, scale)) if options.group_by else None,
         locks=pl.concat([part.locks for part in parts]).with_columns(pl.col("samples") * scale),
@@ -307,13 +308,18 @@ def _merged(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def _background(samples: pl.DataFrame, frames: Frames, node: intervals.Ints) -> intervals.Bools:
-    """Return a mask of the samples of threads without own code, in processes that have some."""
-    of_user = pl.Series(frames.calls.on_stack(frames.calls.is_own_code, node))
-    rows = samples.select("pid", "tid", of_user=of_user)
-    runs = pl.col("of_user").any()
-    mask: intervals.Bools = (
-        rows.select(~runs.over("pid", "tid") & runs.over("pid")).to_series().to_numpy()
-    )
+    """Return a mask of the samples of threads without own code, in processes that have some.
+
+    Where threads are not recorded, stacks that begin where a thread starts are of other threads.
+    """
+    calls = frames.calls
+    starts = calls.on_stack(own_lines.starts_thread(calls.texts), node)
+    of_user = pl.Series(calls.on_stack(calls.is_own_code, node))
+    rows = samples.select("pid", "tid", of_user=of_user, starts=pl.Series(starts))
+    runs, unknown = pl.col("of_user").any(), pl.col("tid").is_null()
+    runs_there = pl.when(unknown).then(pl.col("of_user") | ~pl.col("starts"))
+    in_thread = runs_there.otherwise(runs.over("pid", "tid"))
+    mask: intervals.Bools = rows.select(~in_thread & runs.over("pid")).to_series().to_numpy()
     return mask
 
 
@@ -440,7 +446,7 @@ def _lines(
     lined = pl.when(pl.col("line") >= 0).then("line").alias("line")
     owner = texts.select("name", "path", lined)[sums["owner"]]
     call = texts.select(calls="name", calls_file="file")[sums["call"]]
-    keys = ["group", *PATH, "calls", "calls_file", "doing", "idle"]
+    keys = ["group", *PATH, "calls", "calls_file", "doing", "idle", "started"]
     rows = pl.concat([sums.drop("owner", "call"), owner, call], how="horizontal")
     return rows.group_by(keys, maintain_order=True).agg(pl.col("samples").sum())
 
@@ -452,6 +458,31 @@ def _by_place(rows: pl.DataFrame) -> pl.DataFrame:
     sums = places.agg(pl.col("calls").first(), pl.col("samples").sum())
     order = [pl.col("place").is_null(), -pl.col("samples"), pl.col("place")]
     return sums.sort(order, maintain_order=True)
+
+
+#: What a process waits for that another recorded thread or process does.
+_FOR_OTHERS = (
+    own_lines.LOADER, own_lines.BACKGROUND, own_lines.NO_FRAME, waits.THREAD, waits.PROCESS,
+    waits.QUEUE, waits.DATA, waits.ENGINE, waits.EVENTS, waits.REQUESTS, waits.SLEEPS,
+)  # fmt: skip
+
+
+def _busy(lines: pl.DataFrame, *, one_process: bool) -> float:
+    """Return the weight of main threads, and of the code that other threads and processes run.
+
+    Waits of other threads do not count, nor waits for what other processes and threads run.
+    """
+    does, started = pl.col("doing"), pl.col("started")
+    of_others = lines.filter(started, does.is_null()).height > 0
+    not_main = started & ~does.is_in([waits.LOCK, waits.FILE_LOCK])
+    apart = (
+        [own_lines.BACKGROUND, *[waits.THREAD, waits.QUEUE] * of_others]
+        if one_process
+        else _FOR_OTHERS
+    )
+    counts = does.is_null() | does.is_in([own_lines.IMPORTS, own_lines.COMPILES])
+    counts |= ~does.is_in(apart) & ~not_main & ~pl.col("idle")
+    return float(lines.filter(counts)["samples"].sum())
 
 
 def _loading(

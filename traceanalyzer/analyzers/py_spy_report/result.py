@@ -40,6 +40,8 @@ class LeafPaths(Result):
         tagged_samples: weight with a frame of the library, or of the user's own code.
         loading: the lines in whose samples the main thread loads a batch of a DataLoader itself:
             ``place``, ``name``, ``path``, ``line`` (null without own code), ``calls``, ``samples``.
+        busy_samples: weight of what the main threads do, waits included, and of code that other
+            threads and processes run.
         idle_samples: weight without a Python frame.
         left_out_samples: weight that is not in ``total_samples``.
         paths: one row per path, or per line of the file: ``group``, ``name``, ``path``, ``line``,
@@ -69,6 +71,7 @@ class LeafPaths(Result):
     unit: str
     tagged_samples: float
     loading: pl.DataFrame
+    busy_samples: float
     idle_samples: float
     left_out_samples: float
     lines: pl.DataFrame
