@@ -316,6 +316,67 @@ def test_message_of_an_out_of_memory_error(message: str, tmp_path: Path) -> None
     assert cause in result.verdict
 
 
+@pytest.mark.parametrize(
+    ("before", "api", "module", "variable"),
+    [
+        ("(Worker pid=4) ERROR 06-09 06:57:48 base.py:5] RuntimeError: ", "NPU", "npu", "NPU"),
+        ("torch.OutOfMemoryError: ", "XPU", "xpu", "XPU"),
+        ("[rank1]: ", "HIP", "cuda", "HIP"),
+        ("RuntimeError: ", "CUDA", "cuda", "CUDA"),
+    ],
+)
+def test_errors_of_other_devices_have_their_names(
+    before: str, api: str, module: str, variable: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "job.log").write_text(
+        f"{before}{api} out of memory. Tried to allocate 72.00 MiB "
+        f"({'NPU' if api == 'NPU' else 'GPU'} 3; 61.00 GiB total capacity; 56.00 GiB already "
+        "allocated; 56.00 GiB current active; 5.00 MiB free; 58.50 GiB reserved in total by "
+        "PyTorch)\n"
+    )
+    result = ta.printed(path)
+    (row,) = result.to_polars("memory").to_dicts()
+    assert (row["device"], row["requested_bytes"] >> 20, row["free_bytes"] >> 20) == (3, 72, 5)
+    assert (row["end_bytes"], row["reserved_end_bytes"]) == (56 << 30, 117 << 29)
+    (problem,) = result.problems
+    assert f"torch.{module}.memory._dump_snapshot" in problem.advice
+    assert f"PYTORCH_{variable}_ALLOC_CONF" in problem.title
+
+
+def test_messages_that_are_wrapped(tmp_path: Path) -> None:
+    parts = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB.",
+        "GPU 0 has a total capacity of 23.00 GiB of which 2.50 GiB is free.",
+        "Including non-PyTorch memory, this process has 20.00 GiB memory in use.",
+        "Of the allocated memory 19.50 GiB is allocated by PyTorch, and 32.00 MiB",
+        "is reserved by PyTorch but unallocated.",
+    )
+    (path := tmp_path / "job.log").write_text("\n".join([*parts, "step 3: loss 2.1", ""]))
+    (row,) = ta.printed(path).to_polars("memory").to_dicts()
+    assert (row["requested_bytes"] >> 20, row["end_bytes"] >> 20) == (3 << 10, 19_968)
+    assert row["free_bytes"] >> 20 == 2560
+
+
+def test_lines_after_a_short_message_are_no_part_of_it(tmp_path: Path) -> None:
+    step = "step: {}  loss: 2.1  memory: 20.00GiB(25%)  tps: 1,000  tflops: 9.0  mfu: 3.0%"
+    (path := tmp_path / "job.log").write_text(
+        f"{step.format(1)}\nRuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n"
+        f"{step.format(2)}\n{step.format(3)}\n"
+    )
+    result = ta.printed(path)
+    assert result.to_polars("throughput").height == 3
+    assert result.scalars["ooms"] == 1
+
+
+def test_a_wrapped_message_of_the_watchdog(tmp_path: Path) -> None:
+    (path := tmp_path / "job.log").write_text(
+        "[rank3] Watchdog caught collective operation timeout:\n"
+        "WorkNCCL(SeqNum=64214, OpType=ALLGATHER, NumelIn=1, NumelOut=32, Timeout(ms)=600000)\n"
+    )
+    (row,) = ta.printed(path).to_polars("job_events").to_dicts()
+    assert (row["rank"], row["name"]) == (3, "timeout")
+
+
 def test_memory_usage_is_a_series() -> None:
     result = ta.printed(LOG)
     calls = result.to_polars("memory_calls")

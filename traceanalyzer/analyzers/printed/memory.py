@@ -1,6 +1,6 @@
 """Memory in ``memory_summary()``, messages of errors, and DeepSpeed's lines on memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import polars as pl
@@ -121,18 +121,40 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
         table("memory_calls", "Memory by line", calls, _CALL_TABLE),
         table("memory_summary", "memory_summary()", summary, _ROW_TABLE, detail=True),
     )
+    named = _names_of(rows)
     ooms, retries = (int(devices[name].sum()) for name in ("ooms", "retries"))
     failed = devices.filter(pl.col("ooms") > 0)
     peak_bytes = devices["peak_bytes"].max()
     return Form(
         tuple(one for one in tables if one.frame.height),
-        _verdict(devices, calls, ooms),
-        tuple(_notes(summary, devices, retries)),
+        named(_verdict(devices, calls, ooms)),
+        tuple(map(named, _notes(summary, devices, retries))),
         {"peak_bytes": peak_bytes, "ooms": ooms, "retries": retries},
         partial(_charts, calls),
         urgent=ooms > 0 or bool(_full_host(calls)),
-        problems=(_problem(failed, ooms, _at(rows)),) if ooms else (),
+        problems=(_problem(failed, ooms, _at(rows), named),) if ooms else (),
     )
+
+
+#: Module and environment variable of PyTorch by the device in the message of an error.
+_OF_API = {
+    "NPU": ("torch.npu.", "PYTORCH_NPU_ALLOC_CONF"),
+    "XPU": ("torch.xpu.", "PYTORCH_XPU_ALLOC_CONF"),
+    "HIP": ("torch.cuda.", "PYTORCH_HIP_ALLOC_CONF"),
+}
+
+
+def _names_of(rows: pl.DataFrame) -> Callable[[str], str]:
+    """Return what replaces CUDA's names in a text by those of the devices of the errors."""
+    apis = rows.filter(form=_ERROR)["name"].cast(pl.String).drop_nulls().unique()
+    module, variable = _OF_API.get(apis[0] if apis.len() == 1 else "", ("", ""))
+
+    def named(text: str) -> str:
+        if not module:
+            return text
+        return text.replace("torch.cuda.", module).replace("PYTORCH_CUDA_ALLOC_CONF", variable)
+
+    return named
 
 
 def _of_summaries(summary: pl.DataFrame) -> pl.DataFrame:
@@ -216,13 +238,14 @@ def _at(rows: pl.DataFrame) -> int:
     )
 
 
-def _problem(failed: pl.DataFrame, ooms: int, at: int) -> Problem:
+def _problem(failed: pl.DataFrame, ooms: int, at: int, named: Callable[[str], str]) -> Problem:
     """Return the problem of devices with errors; those of a summary alone may have been handled."""
     went_on = bool(failed["recovered"].fill_null(value=False).all())
     count = f"{format_count(ooms, 'out-of-memory error')} in the log."
     title = sentences(count, why(failed), "The program went on after it." * went_on)
     sure: Confidence = "medium" if (failed["source"] == MESSAGE).any() else "low"
-    return Problem(OUT_OF_MEMORY, title, _RECORD, 0.5 if went_on else 1, (), sure, at)
+    size = 0.5 if went_on else 1
+    return Problem(OUT_OF_MEMORY, named(title), named(_RECORD), size, (), sure, at)
 
 
 def _calls(rows: pl.DataFrame) -> pl.DataFrame:

@@ -62,12 +62,17 @@ def _has_form(text: bytes, path: str) -> bool:
     return _MARKS.search(text) is not None or (is_log(path) and _has_event(text))
 
 
+#: A message of NCCL that is wrapped.
+_WRAPPED = re.compile(rb"timeout:[ \t]{0,9}\r?\n(?=[ \t]{0,9}WorkNCCL\()")
+
+
 def _has_event(text: bytes) -> bool:
     """Whether a line of a text is read as an event of a job, or of an engine."""
     from traceanalyzer.parsers.printed_text import job_events
 
     if not any(mark.encode() in text for mark in job_events.marks()):
         return False
+    text = _WRAPPED.sub(b"timeout: ", text)
     lines = (one for one in text.splitlines() if len(one) <= _LONGEST)  # as in lines.Lines
     return any(job_events.has_event(line.decode(errors="replace")) for line in lines)
 

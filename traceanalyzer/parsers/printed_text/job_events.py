@@ -19,7 +19,8 @@ _ENGINES = ("vLLM", "SGLang")
 
 _RANK = (
     r"(?:\[rank(?P<rank>\d{1,7})\]:.{0,200}?)?"
-    r"\[(?:PG (?:ID \d{1,9} PG GUID )?(?P<group>[^\]]{1,200}?) )?Rank (?P<of_group>\d{1,7})\] {1,3}"
+    r"\[(?:PG (?:ID \d{1,9} PG GUID )?(?P<group>[^\]]{1,200}?) )?"
+    r"[Rr]ank ?(?P<of_group>\d{1,7})\] {1,3}"
 )
 _TEXTS = (
     "group", "of_group", "op", "ranks", "shape", "what", "gpu", "rank", "engine", "message",

@@ -3,7 +3,7 @@
 import calendar
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from time import strptime
@@ -135,6 +135,38 @@ class Lines:
         if match and match[1].strip(" ") and len(self._prefixes) < _MOST_PREFIXES:
             self._prefixes[_STAMP.sub("", match[1]).strip()] = _pattern(match[1])
         return line(number, text, marks)
+
+
+#: Messages that end at the end of a line, but not complete, and the lines that continue them.
+_WRAPPED = re.compile(
+    r"out of memory\. Tried to allocate (?!.*(?:unallocated|reserved in total|cached))"
+    r"|Watchdog caught collective operation timeout:\s*$"
+)
+_CONTINUES = re.compile(
+    r"\s*(?:WorkNCCL\(|[GN]PU \d+ has a |Process \d+ has |Including non-PyTorch|Of the allocated "
+    r"|is (?:reserved|allocated|free)\b|(?:memory )?in use\.|(?:reserved|allocated) by PyTorch"
+    r"|(?:but )?unallocated\b|by PyTorch\b"
+    r"|[\d.]+ [KMGT]iB (?:is|already|free|current|reserved|total)\b)"
+)
+_MOST_JOINED = 6
+
+
+def joined(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield lines, and messages of errors that are wrapped as one line."""
+    held: Line | None = None
+    more = 0
+    for one in lines:
+        if held is not None:
+            if more < _MOST_JOINED and one.process == held.process and _CONTINUES.match(one.text):
+                text = f"{held.text.rstrip()} {one.text.strip()}"
+                held, more = replace(held, text=text, complete=one.complete), more + 1
+                continue
+            yield held
+        held, more = (one, 0) if _WRAPPED.search(one.text) else (None, 0)
+        if held is None:
+            yield one
+    if held is not None:
+        yield held
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:

@@ -17,7 +17,7 @@ _ROW = re.compile(r"\|([^|]{10,40})\|([^|]*)\|([^|]*)\|([^|]*)\|([^|]*)\|\s*$")
 _CELL = re.compile(r"\s*-?\d+ *([A-Za-z]*)\s*$")
 _REQUIREMENT = re.compile(r"\bMemory requirement: (\d+(?:\.\d+)?) MB\s*$")
 _SIZE = r"(\d[\d.]{0,15} (?:[KMGT]iB|bytes))"
-_WANTED = re.compile(rf"out of memory\. Tried to allocate {_SIZE}")
+_WANTED = re.compile(rf"(?:\b([A-Z]{{2,8}}) )?out of memory\. Tried to allocate {_SIZE}")
 #: What the message of an error says, in PyTorch 1.0 to 2.10.
 _FIGURES = {
     "capacity_bytes": re.compile(rf"total capacity of {_SIZE}|{_SIZE} total capacity"),
@@ -27,7 +27,7 @@ _FIGURES = {
     "unused_bytes": re.compile(rf"{_SIZE} (?:is reserved by PyTorch but unallocated|cached\b)"),
     "reserved_bytes": re.compile(rf"{_SIZE} reserved in total by PyTorch"),
 }
-_DEVICE = re.compile(r"GPU (\d{1,4})\b")
+_DEVICE = re.compile(r"\b[A-Z]?PU (\d{1,4})\b")
 _METRICS = ("current", "peak", "total_allocated", "total_freed")
 #: Rows that count in numbers, not in bytes.
 _COUNTED = ("Allocations", "Active allocs", "segments", "allocs", "Oversize")
@@ -60,19 +60,19 @@ class Reader:
             self.rows.add(FORM, (self.rows.block(), None), line, {"requirement_bytes": requirement})
             return True
         if match := _WANTED.search(line.text):
-            self._wanted = {"requested_bytes": size(match[1])}
-            return self._error(line, line.text[match.start() :])
+            self._wanted = {"requested_bytes": size(match[2])}
+            return self._error(line, line.text[match.start() :], match[1])
         return self.is_open and self._inside(line, text)
 
-    def _error(self, line: Line, text: str) -> bool:
-        """Read the figures of the message of an error, if it has them."""
+    def _error(self, line: Line, text: str, api: str | None) -> bool:
+        """Read the figures of the message of an error, if it has them; its API is the name."""
         matches = {name: pattern.search(text) for name, pattern in _FIGURES.items()}
         texts = {name: one[one.lastindex or 0] for name, one in matches.items() if one}
         known = {name: size(text.replace("bytes", "B")) for name, text in texts.items()}
         device = _DEVICE.search(text)
         if device and "allocated_bytes" in known:
             figures = {"device": float(device[1]), **self._wanted, **known}
-            self.rows.add(ERROR, (self.rows.block(), None), line, figures)
+            self.rows.add(ERROR, (self.rows.block(), None), line, figures, name=api or "")
             return True
         return False
 

@@ -13,7 +13,7 @@ from traceanalyzer.parsers.printed_text import (
     memory_summary,
     training_log,
 )
-from traceanalyzer.parsers.printed_text.lines import Line, Lines, Rows
+from traceanalyzer.parsers.printed_text.lines import Line, Lines, Rows, joined
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PRINTED_TEXT
@@ -48,7 +48,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     rows = Rows()
     processes: dict[str, _Process] = {}
     last = None
-    for last in Lines(source, progress, rows, job_events.all_marks()):
+    for last in joined(Lines(source, progress, rows, job_events.all_marks())):
         process = processes.get(last.process)
         if process is None:
             label = last.process if len(processes) < _MOST_PROCESSES else ""
