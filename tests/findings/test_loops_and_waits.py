@@ -544,3 +544,16 @@ def test_unknown_pauses_of_training_are_no_low_load(kernels: tuple[str, ...], tr
         events.append(step(number, begin, at - begin))
     worst = ta.diagnose(trace(events)).findings[0]
     assert (worst.severity == "critical") == trains
+
+
+def test_one_wait_in_numbered_ranges_is_one_finding() -> None:
+    events: _Events = []
+    place = "vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py(640): get_finished"
+    for number in range(12):
+        at, wait = number * 30 * MS, 20 * MS * (number % 3 == 0)
+        events.append(host("user_annotation", f"execute_model_{number}", at, 29 * MS))
+        events += [host("python_function", place, at + US, wait)] * bool(wait)
+        events += launch("gemm", at + wait + 2 * US, 30 * MS - wait - 10 * US)
+    found = [one for one in ta.diagnose(trace(events)).findings if "get_finished" in one.title]
+    assert [one.id for one in found] == ["host-code"]
+    assert found[0].cost_frac == pytest.approx(3 * 20 / 359, abs=0.01)  # none before the first

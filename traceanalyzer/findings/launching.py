@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.display import listed, places
 from traceanalyzer.analyzers.common.gpu_api import Api
 from traceanalyzer.analyzers.common.kernel_names import ATTENTION
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import frame_text, one_name_for_numbers
 from traceanalyzer.analyzers.common.waits import (
     DEVICE as GPU_WORK,
     REQUESTS,
@@ -129,6 +129,8 @@ def by_place(
     gaps = gaps.with_columns(place=place).filter(
         pl.col("place").is_not_null(), not (one.pauses or one.rival)
     )
+    plain = one_name_for_numbers(gaps["place"].unique(maintain_order=True).to_list())
+    gaps = gaps.with_columns(pl.col("place").replace(plain))
     sums = largest_first(gaps.group_by("place").agg(pl.col("cause_ns").sum()), "cause_ns", "place")
     for name in sums["place"][1:_NAMED]:
         rows = gaps.filter(place=name).drop("place")
