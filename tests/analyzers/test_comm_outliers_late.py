@@ -213,3 +213,27 @@ def test_many_short_waits_for_changing_ranks_are_no_lack_of_problems(
     result = ta.comm_outliers(short_waits(late_ns))
     assert result.stragglers().is_empty()
     assert ("none in most" in str(result.verdict)) == much
+
+
+@pytest.mark.parametrize(("steps", "late_in"), [(1, {0}), (2, {1})])
+@pytest.mark.parametrize("jitter_ns", [0, 2 * US])
+def test_short_waits_for_one_rank_are_not_for_ranks_that_change(
+    steps: int, late_in: set[int], jitter_ns: int
+) -> None:
+    ranks = []
+    for rank in range(2):
+        rows = [step(number, number * 16 * MS, 16 * MS) for number in range(steps)]
+        for at in range(16 * steps):
+            last = 1 if at // 16 in late_in and at % 16 < 15 else 0
+            late = (440 * US if last else jitter_ns) * (rank == last)
+            begin, end = at * MS + 400 * US + late, at * MS + 900 * US
+            rows.append(device(GEMM, at * MS, begin - at * MS))
+            about = {"seq": at, "group": "0", "group_size": 2, "stream": 20}
+            rows.append(device(ALL_REDUCE, begin, end - begin, **about))
+        ranks.append(trace(rows, rank, world_size=2))
+    result = ta.comm_outliers(ranks)
+    assert result.stragglers().is_empty()
+    assert result.ranks["imposed_ns"].gt(0).sum() == (2 if jitter_ns else 1)
+    verdict = str(result.verdict)
+    assert "which changes" not in verdict
+    assert f"Rank 1 arrived last in {len(late_in)} of {steps} step" in verdict

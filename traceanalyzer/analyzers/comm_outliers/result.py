@@ -488,7 +488,7 @@ def _stragglers(result: CommOutliers) -> str:
         return _bubble(result)
     if stragglers.is_empty():
         is_much = result.exposed_wait_ns >= arrivals.WARN_FRAC * result.totals.total_span_ns > 0
-        return _changing(result) if is_much else ""
+        return _short_waits(result) if is_much else ""
     worst, *others = stragglers.iter_rows(named=True)
     rank = worst["rank"]
     if not result.is_steady(rank):
@@ -512,6 +512,22 @@ def _warm_up(result: CommOutliers) -> Iterator[str]:
             f"{format_first(steps)}: warm-up, counted in sums of time and not in shares of step "
             "time."
         )
+
+
+def _short_waits(result: CommOutliers) -> str:
+    """Report wait time without a long single wait: for one rank, or for ranks that change."""
+    worst = result.ranks.row(0, named=True)
+    rank, steps = worst["rank"], result.steps
+    if not result.is_steady(rank):
+        return _changing(result)
+    times, of = worst["times_last"], format_count(worst["matched"], "collective")
+    if last := steps.filter(straggler=rank).height:
+        times, of = last, format_count(steps.height, "step")
+    return (
+        f"{at_start(result.rank_label(rank))} arrived last in {times} of {of}: other ranks waited "
+        f"{format_ns(worst['imposed_ns'])} in total "
+        f"({_share(worst['imposed_ns'], result.totals.total_span_ns)} of the recorded time)."
+    )
 
 
 def _changing(result: CommOutliers) -> str:
