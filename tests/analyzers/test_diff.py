@@ -298,6 +298,8 @@ def test_change_below_the_minimum_is_no_change() -> None:
         ([100] * 6 + [300] * 3, "no change", "step"),
         ([100, 300, 300, *[100] * 6, 300, 100, 100], "no change", "step"),
         ([100, 100, 100, 180] * 3, "regression", "mean"),
+        ([100, 300, *[100] * 3] * 8, "regression", "mean"),
+        ([180, *[100, 180] * 10], "regression", "mean"),  # and just over half of them are
         ([100, 180] * 6, "regression", "mean"),  # half of the steps: the median is in between
         ([100] * 11 + [900], "no change", "step"),
         ([100, 104] * 6, "no change", "step"),
@@ -326,6 +328,8 @@ def test_slow_steps_count_if_the_median_is_unchanged(
     ("before", "after"),
     [
         ([300, *[100] * 4] * 3 + [300], [*[100] * 4, 300] * 3 + [100]),  # one more is recorded
+        ([300, *[100, 300] * 10], [100, *[300, 100] * 10]),  # every second one, from another one on
+        ([100, 300] * 10, [100, *[300, 100] * 10]),
         ([100, 100, 100, 400] * 3, [*[100] * 3, 500, *[100] * 3, 300, *[100] * 3, 550]),
     ],
 )
@@ -337,6 +341,19 @@ def test_equal_runs_with_regular_slow_steps_do_not_differ(
         for each in (before, after)
     ]
     assert [diff(*runs).outcome, diff(*runs[::-1]).outcome] == ["no change"] * 2
+
+
+@pytest.mark.parametrize(("seed", "usual"), [(3, 5), (5, 5), (0, 2)])
+def test_half_of_the_steps_are_slow_only_if_every_second_one_is(seed: int, usual: int) -> None:
+    rng = np.random.default_rng(seed)
+    sides = [100 + rng.normal(0, 6, 41), 102.5 + rng.normal(0, 6, 41)]
+    sides[1][::usual] += 200
+    result = diff(*(loop([round(ms * MS) for ms in side]) for side in sides))
+    assert result.measure is not None
+    assert result.measure.name == "mean"
+    assert result.outcome == "regression"
+    assert ("Every second step" in result.verdict) == (usual == 2)
+    assert ("one step in a few" in result.verdict) == (usual != 2)
 
 
 def test_a_run_judged_by_its_mean_hides_no_change_of_another_one() -> None:

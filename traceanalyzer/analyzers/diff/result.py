@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, PART_NAMES
@@ -369,17 +370,22 @@ def _means(result: Diff, measure: Measure) -> str:
     if not measure.in_steps or result.steps.is_empty():
         return ""
     kept, time = result.steps.filter(~pl.col("warm_up")), pl.col("duration_ns")
-    each = kept.group_by("run", "number").agg(time.mean()).group_by("run")
-    values = each.agg(time.mean() if measure.name == "step" else time.median())
-    before, after = (dict(values.iter_rows())[run] for run in ("before", "after"))
+    of_step = kept.group_by("run", "number").agg(time.mean()).sort("number")
+    sides = [of_step.filter(run=run)["duration_ns"].to_numpy() for run in ("before", "after")]
+    other = np.mean if measure.name == "step" else np.median
+    before, after = (float(other(times)) for times in sides)
     numbers = f"({format_ns(after)}, before {format_ns(before)})"
     if measure.name == "mean":
         which = "after" if measure.change > 0 else "before"
-        if abs(after - before) >= runs.MEAN_FRAC * before:
-            return (
-                f"Half of the steps are slow in the run {which}; the median is uncertain {numbers}."
-            )
-        return f"The median did not change {numbers}: one step in a few is slow in the run {which}."
+        names = zip(("before", "after"), sides, strict=True)
+        if uneven := [f"the run {name}" for name, times in names if runs.alternates(times)]:
+            where = f"Every second step is slow in {listed(uneven)}"
+            return f"{where}: the median is uncertain {numbers}."
+        more = " significantly" * (abs(after - before) >= runs.MEAN_FRAC * before)
+        return (
+            f"The median did not change{more} {numbers}: one step in a few is slow in the run "
+            f"{which}."
+        )
     small = measure.outcome == "no change" and _is_small(measure)
     if not small or abs(after - before) < runs.MEAN_FRAC * before:
         return ""

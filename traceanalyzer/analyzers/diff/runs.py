@@ -220,6 +220,9 @@ NAMES: tuple[Name, ...] = ("step", "device", "thread", "samples", "memory")
 #: Least change of the mean step if the median did not change, and least number of slow steps.
 MEAN_FRAC, _SLOW = 0.05, 3
 
+#: Quantile of the usual step, and the least share of slow steps of which the median may be one.
+_USUAL, _HALF = 0.4, 0.4
+
 
 @dataclass(frozen=True)
 class Value:
@@ -240,10 +243,10 @@ class Measure:
 
     Attributes:
         name: ``step``, the median time of a step; ``mean``, its mean: the median did not change,
-            but one step in a few is slow in one run; ``device``, first start to last end of a
-            device's work and of the marked steps, mean over devices; ``thread``, the same of
-            training threads; ``samples``, the weight of all sampled stacks; ``memory``, the
-            highest peak.
+            but one step in a few is slow in one run, or every second one is; ``device``, first
+            start to last end of a device's work and of the marked steps, mean over devices;
+            ``thread``, the same of training threads; ``samples``, the weight of all sampled stacks;
+            ``memory``, the highest peak.
         unit: ``ns``, ``bytes``, ``samples`` or empty.
         before: its value before.
         after: its value after.
@@ -316,8 +319,10 @@ def measured(
             mean = _mean(before, after, measure)
             slower = (before, after)[mean.change > 0]
             changed = measure.outcome == "no change" and mean.outcome != "no change"
-            judged = mean if by_mean or (changed and _is_regular(step_times(slower))) else measure
-            return with_ranges(judged, step_times(before), step_times(after))
+            regular = changed and _is_regular(step_times(slower))
+            sides = step_times(before), step_times(after)
+            judged = mean if by_mean or regular or any(map(alternates, sides)) else measure
+            return with_ranges(judged, *sides)
         return measure
     return None
 
@@ -371,8 +376,11 @@ def _error_of_others(times: Floats) -> float:
 
 
 def _slow(times: Floats) -> npt.NDArray[np.int64]:
-    """Return the numbers of the slow steps: those over the median by half of the largest excess."""
-    over = times - np.median(times)
+    """Return the numbers of the slow steps: those over the usual by half of the largest excess.
+
+    The usual time is below the median, so that it is no slow step if just over half of them are.
+    """
+    over = times - np.quantile(times, _USUAL, method="lower")
     return np.flatnonzero(2 * over > over.max())
 
 
@@ -383,6 +391,14 @@ def _is_regular(times: Floats) -> bool:
     if slow.size < _SLOW or (gaps != gaps[0]).any():
         return False
     return bool(slow[0] < gaps[0] and slow[-1] >= times.size - gaps[0])
+
+
+def alternates(times: Floats) -> bool:
+    """Whether every second step is slow: the median is by chance that of either kind."""
+    if not _is_regular(times) or (slow := _slow(times)).size <= _HALF * times.size:
+        return False
+    usual = np.median(np.delete(times, slow))
+    return bool(np.median(times[slow]) - usual >= MEAN_FRAC * usual)
 
 
 def with_same_steps(before: Run, after: Run, least: float) -> tuple[Run, Run]:
