@@ -315,12 +315,16 @@ def thread(start: int, end: int, name: str = "metrics.py(20): poll_forever") -> 
     return host("python_function", name, start * US, (end - start) * US, tid=7)
 
 
+#: What a thread calls while it works.
+CALLS = [thread(at, at + 60, "json/encoder.py(200): iterencode") for at in range(0, 2_400, 100)]
+
+
 SLOWED = launched([60] * 40)
 POLLS = "poll_forever (metrics.py:20) in thread 7"
 
 
 def test_a_thread_that_slows_all_launches_down_is_the_cause_of_all_idle_time() -> None:
-    result = gpu_idle(trace([*SLOWED, thread(-100, 3_000)]))
+    result = gpu_idle(trace([*SLOWED, thread(-100, 3_000), *CALLS]))
     assert {*result.gaps["rival"]} == {POLLS}
     idle = result.idle_by_cause
     assert idle[causes.LAUNCH] == 0
@@ -344,6 +348,7 @@ def test_a_thread_that_slows_some_launches_down() -> None:
         [*launched([40] * 60), thread(1_000, 2_000)],  # as slow before and after
         [*launched([60] * 40, queued=500), thread(-100, 3_000)],  # the calls wait for the queue
         [*SLOWED, thread(-100, 3_000, "threading.py(355): wait")],
+        [*SLOWED, thread(-100, 3_000, "ipykernel/heartbeat.py(108): run")],  # waits in native code
         [*launched([60] * 10), thread(-100, 3_000)],  # few launches
         SLOWED,
     ],
@@ -360,7 +365,7 @@ def test_a_thread_that_saves_a_checkpoint_is_named_and_moves_to_a_process() -> N
         thread(-50, 2_900, "torch/serialization.py(850): save"),
     ]
     loads = [thread(-50, 2_900, "torch/serialization.py(900): load")]
-    result, loading = gpu_idle(trace([*SLOWED, *rows])), gpu_idle(trace([*SLOWED, *loads]))
+    result, loading = (gpu_idle(trace([*SLOWED, *CALLS, *more])) for more in (rows, loads))
     assert {*result.gaps["rival"]} == {"save (torch/serialization.py:850) in thread 7"}
     assert "AsyncCheckpointerType.PROCESS" in result.advice("host_code")
     assert loading.gaps["rival"].count()
@@ -375,7 +380,7 @@ def test_copies_beside_slow_launches_are_not_exposed() -> None:
         device(to_host, 90 * US, 2_000 * US, kind="gpu_memcpy", stream=9, correlation=900),
     ]
     rules = []
-    for rows in ([*SLOWED, *copies], [*SLOWED, *copies, thread(-100, 3_000)]):
+    for rows in ([*SLOWED, *copies], [*SLOWED, *copies, *CALLS, thread(-100, 3_000)]):
         rules.append({one.id for one in diagnose(trace(rows)).findings})
     assert "exposed-copies" in rules[0]
     assert "exposed-copies" not in rules[1]

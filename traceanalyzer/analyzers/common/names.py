@@ -249,7 +249,7 @@ _NOT_FOLLOWED = re.compile(r"(?<!\\)\(\?!(?:[^()\[\\]|\\.|\([^()\[\\]*\))*\)")
 
 def _in_python(column: pl.Series, pattern: str) -> pl.Series:
     """Return which texts match a pattern with lookaround; first those that match without it."""
-    candidates, relaxed = column, _NOT_FOLLOWED.sub("", pattern)
+    candidates, relaxed = column, _NOT_FOLLOWED.sub("", pattern).replace("(?>", "(?:")
     if relaxed != pattern and not any(one in pattern for one in (*_WORD_BOUNDARY, "[(?!")):
         with suppress(ComputeError):
             candidates = column.filter(column.str.contains(relaxed))

@@ -75,7 +75,8 @@ NEXT_ELEMENT = r"^IteratorGetNext(?:$|[A-Z:])"
 GIVE_WORK = (NEXT_ELEMENT, r"^xla_(?:ffi_)?python_\w*callback")
 
 #: Slices in which a thread waits for its data loader: PyTorch's annotation of the iterator, modules
-#: of known loaders in a Python stack, and functions and ranges with names such as load_batch.
+#: of known loaders in a Python stack, and functions and ranges with names such as load_batch. The
+#: file before a function is matched once (``(?>``): the time is linear in the length of a name.
 #: Names of folders do not count: models and kernels are loaded too. Inference engines have batches
 #: of requests, which their scheduler chooses.
 DATALOADER = (
@@ -84,7 +85,7 @@ DATALOADER = (
     r"(?:^|[/\\])(?:petastorm|litdata|streaming[/\\]base|tensorflow[/\\]python[/\\]data)[/\\]",
     r"(?:^|[/\\])(?:accelerate[/\\]data_loader|datasets[/\\](?:arrow|iterable)_dataset)\.py\(",
     r"lightning[/\\](?:pytorch[/\\])?(?:loops[/\\]fetchers|utilities[/\\]combined_loader)\.py\(",
-    rf"(?i)^(?!{_OF_ENGINE})(?:.*\(\d+\): |(?!.*\(\d+\): ))(?:.*[^a-z])?{_LOADING}(?:$|[^a-z])",
+    rf"(?i)^(?!{_OF_ENGINE})(?>(?:.*\(\d+\): )?)(?:.*[^a-z])?{_LOADING}(?:$|[^a-z])",
     r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
     r"DataLoader(?:$|[^a-z])",
     r"(?i)(?:^|[/\\])\w*data\w*\.py\(\d+\): (?:.*\.)?__(?:next|getitem)__$",

@@ -260,7 +260,8 @@ def rivals_of(excerpt: Excerpt) -> pl.DataFrame:
         during = int(inside.sum())
         others = launches.height - during
         hardly = during < others and during * (last - first - spent) < _HARDLY * others * spent
-        slows = not hardly and _are_slow(launches, inside, excerpt)
+        works = rows["start"].is_between(first, last).sum() >= _ENOUGH
+        slows = not hardly and _are_slow(launches, inside, excerpt, works=works)
         if hardly or slows:
             name = _rival_name(rows, str(label), spent)
             both = {"name": pl.lit(name), "slows": pl.lit(slows)}
@@ -281,15 +282,19 @@ def _prompt_launches(excerpt: Excerpt) -> pl.DataFrame:
     return calls.select("unit", "end", "ns", ts="start").drop_nulls("ts")
 
 
-def _are_slow(launches: pl.DataFrame, inside: pl.Series, excerpt: Excerpt) -> bool:
-    """Whether the calls inside take several times as long as others, or as usual."""
+def _are_slow(launches: pl.DataFrame, inside: pl.Series, excerpt: Excerpt, *, works: bool) -> bool:
+    """Whether the calls inside take several times as long as others, or as usual.
+
+    Without others, the thread ``works`` if it calls functions: one that waits in native code is in
+    the same function all the time.
+    """
     times, others = (launches.filter(one)["ns"].drop_nulls() for one in (inside, ~inside))
     is_known = others.len() >= _ENOUGH
     if times.len() < _ENOUGH or excerpt.program.blocking:
         return False
     usual_ns = (others.quantile(0.5) or 0.0) if is_known else _USUAL_NS
     is_slow = (times.quantile(0.5) or 0.0) >= _SLOWER * max(usual_ns, _FAST_NS)
-    return is_slow and (is_known or not excerpt.program.slow_host)
+    return is_slow and (is_known or (works and not excerpt.program.slow_host))
 
 
 def _rival_name(rows: pl.DataFrame, label: str, spent: int) -> str:
