@@ -712,7 +712,7 @@ def test_python_functions_are_apart_and_without_addresses() -> None:
 # --- spans of programs without operators -------------------------------------------------------
 
 
-def spans_of(*rows: tuple[str, str, int, int, int]) -> Trace:
+def spans_of(*rows: tuple[str, str | None, int, int, int]) -> Trace:
     return trace([host(kind, name, ts, dur, tid=tid) for kind, name, ts, dur, tid in rows])
 
 
@@ -755,3 +755,22 @@ def test_diagnose_says_that_spans_are_spans() -> None:
     assert set(found.rules.filter(status="skipped")["why"]) == {"the recording has spans only"}
     other = ta.diagnose(trace([step(0, 0, 100), host("other", "x", 0, 50)]))
     assert "the recording has spans only" not in set(other.rules["why"])
+
+
+def test_asynchronous_spans_beside_gpu_work_are_no_calls() -> None:
+    with pytest.raises(MissingData, match="no operators"):
+        operators(trace([host("async", "request", 0, 300), device(GEMM, 30, 9)]))
+
+
+def test_spans_without_a_name_count_nowhere() -> None:
+    result = operators(spans_of(("other", "a", 0, 100, 1), ("other", None, 0, 300, 2)))
+    assert result.spans["name"].to_list() == ["a"]
+    assert result.spans["self_ns"].sum() == result.host_ns == 100
+
+
+def test_spans_of_several_processes_have_their_number() -> None:
+    rows = [host("other", "a", 0, 100, pid=pid) for pid in (1, 2)]
+    assert sorted(operators(trace(rows)).spans["thread"]) == [
+        "process 1, thread 1",
+        "process 2, thread 1",
+    ]

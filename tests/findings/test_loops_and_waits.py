@@ -392,7 +392,7 @@ SLEEP = "<built-in function sleep>"
 
 @pytest.mark.parametrize(
     ("more", "severity"),
-    [([], "info"), ([host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)], "critical")],
+    [([], "info"), ([host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)], "warning")],
 )
 def test_a_program_that_sleeps_between_steps(more: _Events, severity: str) -> None:
     found = {one.id: one for one in ta.diagnose(serving(SLEEP, *more)).findings}
@@ -414,9 +414,11 @@ TRAINS = [host("cpu_op", "autograd::engine::evaluate_function: A", 0, US)]
     [
         (TAKES, [], "info", "the load is low"),
         (POLLS, [], "info", "the load is low"),
-        ("app/server.py(7): wait_for_request", [], "info", "the load is low"),
+        ("app/server.py(7): wait_for_request", [], "info", "its load is low"),
         (TAKES, RESIZES, "critical", "resize (PIL/Image.py:2200)"),
         (TAKES, TRAINS, "critical", "what fills the queue"),
+        ("pipeline/p2p.py(7): wait_requests", [], "critical", "wait_requests"),
+        ("sglang/srt/managers/scheduler.py(7): recv_requests", [], "info", "The server has no"),
         ("subprocess.py(1): communicate", [], "critical", "the process run in the background"),
         ("app/server.py(7): send_request", [], "critical", "less often"),
     ],
@@ -523,6 +525,8 @@ def test_growth_in_every_nth_step(change: list[int], *, regular: bool) -> None:
         ("<built-in method get of dict object at 0x7f>", None, None),
         ("app/server.py(7): wait_for_request", None, REQUESTS),
         ("app/server.py(7): get_requests", None, None),
+        ("pipeline/p2p.py(7): wait_requests", None, None),
+        ("vllm/v1/engine/core.py(7): get_request_counts", None, None),
         ("<built-in function _cuda_synchronize>", None, DEVICE),
     ],
 )

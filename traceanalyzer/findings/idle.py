@@ -132,7 +132,7 @@ def _measured(
         evidence=tuple(_evidence(result, cause, answers, ranks)),
         advice=advice,
         total_ns=total,
-        most_gain_ns=0 if by_design else _without_restarts(cause, result, time),
+        most_gain_ns=0 if by_design else _most_gain(cause, result, time, total * bool(slower)),
         once=once,
         confidence="low" if unsure else _confidence(cause, result, is_known=is_known),
         rank=rank,
@@ -154,11 +154,14 @@ def _is_unsure(cause: str, result: GpuIdle, answers: Answers, *, by_chance: bool
     return unsure or waits or on_gpu or (by_chance and answers.by_chance)
 
 
-def _without_restarts(cause: str, result: GpuIdle, time: DeviceTime) -> int | None:
-    """Return the loss without later starts of loader workers; None if they start at most once.
+def _most_gain(cause: str, result: GpuIdle, time: DeviceTime, slower_ns: int) -> int | None:
+    """Return the loss by code that is slower than on other ranks, or without restarts of workers.
 
-    Workers that start at the beginning of the recording may start for the first time.
+    None if loader workers start at most once: those that start at the beginning of the recording
+    may start for the first time.
     """
+    if slower_ns:
+        return slower_ns
     if cause != causes.DATALOADING or not result.host.starts_workers or not time.in_steps:
         return None
     losses, first = time.of_cause(cause), time.windows["step"][0]

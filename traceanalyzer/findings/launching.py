@@ -16,7 +16,6 @@ from traceanalyzer.analyzers.common.kernel_names import ATTENTION
 from traceanalyzer.analyzers.common.names import frame_text, one_name_for_numbers
 from traceanalyzer.analyzers.common.waits import (
     DEVICE as GPU_WORK,
-    REQUESTS,
     SLEEPS,
     may_be_for_requests,
 )
@@ -444,8 +443,8 @@ def by_design(result: GpuIdle, answers: Answers, steps: Sequence[str], total_ns:
     program waits for GPU work, which is not recorded.
     """
     one, kernels = result.activity(causes.HOST_CODE), answers.of(Kernels)
-    if one.wait in (GPU_WORK, REQUESTS) or result.program.trains:
-        return one.wait in (GPU_WORK, REQUESTS)
+    if one.wait == GPU_WORK or result.program.trains:
+        return one.wait == GPU_WORK
     if steps and kernels is not None and not (one.text or one.range):
         return bool((kernels.heaviest("family")["family"] == ATTENTION).any())
     names = f"{one.place} {one.called} {one.frame}"

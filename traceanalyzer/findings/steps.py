@@ -647,7 +647,7 @@ def _time_between_steps(result: Steps, answers: Answers) -> Iterator[Measured]:
         advice=waiting or _less_between(result, worst, answers),
         total_ns=int(rows["between_ns"].sum()),
         of="the time from the first to the last step",
-        confidence="low" if by_design else "medium",
+        confidence="low" if by_design or waiting.startswith(_PACED) else "medium",
         explained=_of_scheduler(result),
     )
 
@@ -665,9 +665,11 @@ def _waiting_between(result: Steps, worst: Mapping[str, Any], answers: Answers) 
     idle = answers.of(GpuIdle)
     meanwhile = "" if idle is None else idle.activity(causes.HOST_CODE).rival
     text = f"{waits.advice(most[0], meanwhile)}."
-    may_be = most[0] == waits.SLEEPS or waits.may_be_for_requests(*most)
-    by_design = may_be and not (meanwhile or answers.program.trains)
-    return f"{_PACED}{text[0].lower()}{text[1:]}" if by_design else text, by_design
+    sleeps = most[0] == waits.SLEEPS
+    alone = not (meanwhile or answers.program.trains)
+    by_design = alone and (sleeps or waits.may_be_for_requests(*most))
+    paced = (sleeps or by_design) and most[0] != waits.REQUESTS
+    return f"{_PACED}{text[0].lower()}{text[1:]}" if paced else text, by_design
 
 
 @rule(

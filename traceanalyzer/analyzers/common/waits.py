@@ -43,11 +43,11 @@ _C_FUNCTIONS = {
     KV_TRANSFER: r"(?i)[\w.]*(?:load|recv|receive|send|transfer|pull)_?kv(?:_?(?:cache|blocks?))?"
     r"|[\w.]*kv_?(?:cache_?)?(?:transfer|recv|receive|load|pull)|wait_for_layer_load",
 }
-#: Functions of inference engines in which they only wait for requests.
+#: Functions of inference engines, and of servers by name, in which they only wait for requests.
 WAITS_FOR_REQUESTS = (
-    rf"(?:{INFERENCE_ENGINES})[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
+    rf"(?:(?:{INFERENCE_ENGINES})[/\\].*\.py(?:\(\d+\))?: (?:_process_input_queue"
     r"|_?(?:recv|get|fetch|poll|wait)\w*_requests?)"
-    r"|\w+\.py(?:\(\d+\))?: _?wait_(?:for_)?(?:(?:any|new|next)_)?requests?$"
+    r"|\b\w+\.py(?:\(\d+\))?: _?wait_for_(?:request|(?:any|new|next)_requests?))$"
 )
 #: Functions that take an item of a queue of threads, processes or coroutines.
 TAKES = r"(?:queue|asyncio[/\\]queues|multiprocessing[/\\]queues)\.py(?:\(\d+\))?: get$"

@@ -255,12 +255,12 @@ SLOW_HOST = (
 )
 #: Advice for another Python thread that slows launches down, and for one that saves a checkpoint.
 OF_RIVAL = (
-    "Python runs one thread at a time (GIL), so {rival} stops the launches: move it to another "
+    "Python runs one thread at a time (GIL), so {rival} delays the launches: move it to another "
     "process (multiprocessing), or run it less often."
 )
 OF_SAVER = (
     "The checkpoint is saved asynchronously, but in a thread: Python runs one thread at a time "
-    "(GIL), so {rival} stops the launches. Save in another process "
+    "(GIL), so {rival} delays the launches. Save in another process "
     "(torch.distributed.checkpoint.async_save with "
     "async_checkpointer_type=AsyncCheckpointerType.PROCESS), or less often."
 )

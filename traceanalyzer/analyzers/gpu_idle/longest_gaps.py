@@ -26,6 +26,8 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS, steps_pattern
 
 #: Ranges of an optimizer step, of PyTorch and Lightning.
 _OF_OPTIMIZER = r"(?i)optimizer[._]step"
+#: A call that takes an item of a queue.
+_TAKES = rf"(?:^|[/\\]){TAKES}"
 #: Gaps of a rank that are analysed.
 MOST = 200
 
@@ -163,7 +165,7 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     launches = intervals.overlap_with(ranges, works, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
     python = python.with_columns(is_own_code=belongs(python["name"], libraries))
-    whole = (named(around, names) for names in ([*WAITS_AROUND, *MAKES_CODE], [TAKES]))
+    whole = (named(around, names) for names in ([*WAITS_AROUND, *MAKES_CODE], [_TAKES]))
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
@@ -260,7 +262,7 @@ def rivals_of(excerpt: Excerpt) -> pl.DataFrame:
         during = int(inside.sum())
         others = launches.height - during
         hardly = during < others and during * (last - first - spent) < _HARDLY * others * spent
-        works = rows["start"].is_between(first, last).sum() >= _ENOUGH
+        works = rows.filter(pl.col("start").is_between(first, last)).height >= _ENOUGH
         slows = not hardly and _are_slow(launches, inside, excerpt, works=works)
         if hardly or slows:
             name = _rival_name(rows, str(label), spent)

@@ -116,10 +116,8 @@ def all_calls(trace: Trace) -> pl.DataFrame:
     if trace.events["kind"].is_in((*MARKED, FRAMES)).any():
         of_kind = pl.col("kind").is_in((*MARKED, FRAMES, *CALLS))
     names = trace.names
-    unnamed = [name for name in names if name in _UNNAMED]
-    is_named = pl.col("name").is_not_null() & ~pl.col("name").is_in(unnamed)
-    event = trace.events.select(on_host & of_kind & is_named).to_series().arg_true()
-    if event.is_empty() and ASYNC not in trace.kinds:
+    event = trace.events.select(on_host & of_kind & _is_named(trace)).to_series().arg_true()
+    if event.is_empty() and spans(trace).is_empty():
         hint = record_hint(trace.meta, "cpu_op")
         raise MissingData(f"{trace.meta.path}: no operators were recorded; {hint}")
     thread = numbering.numbered([trace.events[name].gather(event) for name in ("pid", "tid")])[1]
@@ -134,6 +132,11 @@ def all_calls(trace: Trace) -> pl.DataFrame:
     )  # fmt: skip
 
 
+def _is_named(trace: Trace) -> pl.Expr:
+    unnamed = [name for name in trace.names if name in _UNNAMED]
+    return pl.col("name").is_not_null() & ~pl.col("name").is_in(unnamed)
+
+
 #: Columns of :func:`spans`.
 SPANS = {"thread": pl.String, "name": pl.String} | dict.fromkeys(
     ("n", "self_ns", "total_ns", "max_ns"), pl.Int64
@@ -141,7 +144,7 @@ SPANS = {"thread": pl.String, "name": pl.String} | dict.fromkeys(
 
 
 def spans(trace: Trace) -> pl.DataFrame:
-    """Return the slices of a program of which neither operators nor GPU calls were recorded.
+    """Return the named slices of a program of which neither operators nor GPU calls were recorded.
 
     Returns:
         One row per thread and name: thread (its name, or its number; null for asynchronous spans,
@@ -152,7 +155,10 @@ def spans(trace: Trace) -> pl.DataFrame:
     if not trace.kinds & {*SPAN_KINDS} or trace.kinds & known:
         return pl.DataFrame(schema=SPANS)
     key, thread = ["pid", "tid"], pl.format("thread {}", "tid")
-    rows = trace.events.filter(of_kinds(SPAN_KINDS), pl.col("dur") >= 0)
+    on_host = pl.col("device").is_null() & (pl.col("dur") >= 0)
+    rows = trace.events.filter(of_kinds(SPAN_KINDS), on_host, _is_named(trace))
+    if rows["pid"].n_unique() > 1:
+        thread = pl.format("process {}, thread {}", *key)
     rows = rows.select("kind", *key, "name", start="ts", end=pl.col("ts") + pl.col("dur"))
     parts = rows.partition_by("kind", as_dict=True, include_key=False)
     empty = rows.drop("kind").clear()
