@@ -175,20 +175,51 @@ def restarting(rank: int, *, number_again: bool, pause: int = 15_000 * MS, at: i
     return trace(events, rank, world_size=3, host="n0", start_ns=start)
 
 
+@pytest.mark.parametrize("ranks", [[0, 1, 2], [0, 2], [2, 0]])
 @pytest.mark.parametrize("number_again", [False, True])
-def test_a_rank_that_restarts_is_no_straggler(number_again: bool) -> None:
-    traces = [restarting(rank, number_again=number_again) for rank in range(3)]
+def test_a_rank_that_restarts_is_no_straggler(number_again: bool, ranks: list[int]) -> None:
+    traces = [restarting(rank, number_again=number_again) for rank in ranks]
     result = ta.comm_outliers(traces)
     assert result.totals.total_wait_ns < MS
     assert not result.clocks["applied"].any()
     assert any("restarted" in note for note in result.notes) == number_again
     found = {one.id for one in ta.diagnose(traces).findings}
-    assert not found & {"straggler", "slow-collectives", "collective-outliers", "missing-ranks"}
+    assert not found & {"straggler", "slow-collectives", "collective-outliers"}
+    assert ("missing-ranks" in found) == (len(ranks) < 3)
 
 
 def test_a_rank_that_pauses_without_a_restart_is_a_straggler() -> None:
     traces = [restarting(rank, number_again=False, pause=300 * MS) for rank in range(3)]
     assert "straggler" in {one.id for one in ta.diagnose(traces).findings}
+
+
+@pytest.mark.parametrize("shifted", [0, 1])
+@pytest.mark.parametrize("more", [0, 2])  # the profiler of one rank records more steps
+@pytest.mark.parametrize("offset", [500 * MS, 5_000 * MS, -70_000 * MS])
+def test_clocks_of_seconds_apart_under_one_host_name_are_no_restart(
+    offset: int, more: int, shifted: int
+) -> None:
+    ranks = []
+    for rank in range(2):
+        events, late = [], 3 * MS * (rank == 1)
+        for n in range(20 + more * rank):
+            begin = n * 10 * MS + offset * (rank == shifted)
+            known, ready = {"correlation": n + 1}, begin + 5 * MS + late
+            about = {"seq": n, "group": "0", "group_size": 2, "stream": 20}
+            events += [
+                step(n, begin, 10 * MS),
+                host("cuda_runtime", "cudaLaunchKernel", begin, 3 * US, **known),
+                device(GEMM, begin + 5 * US, ready - begin - 5 * US, **known),
+                device(ALL_REDUCE, ready, begin + 9 * MS - ready, **about),
+            ]
+        start = min(event["ts"] for event in events)
+        ranks.append(trace(events, rank, world_size=2, host="n0", start_ns=start))
+    result = ta.comm_outliers(ranks)
+    assert result.clocks["applied"].any()
+    assert result.ranks["rank"][0] == 1
+    assert result.ranks["imposed_ns"][0] == pytest.approx(60 * MS, rel=0.01)
+    assert not any("restarted" in note for note in result.notes)
+    assert "straggler" in {one.id for one in ta.diagnose(ranks).findings}
 
 
 def short_waits(late_ns: int) -> list[Trace]:

@@ -557,8 +557,10 @@ def clock_offsets(matched: pl.DataFrame, hosts: Mapping[int | None, str | None])
         pl.col("duration_ns").median().alias("typical"),
     )
     one_host = len(set(hosts.values())) == 1 and None not in hosts.values()
+    lasts = known.group_by("rank").agg(last=pl.col("end").max())
     return (
-        offsets.with_columns(applied=_applies(one_host=one_host))
+        offsets.join(lasts, on="rank")
+        .with_columns(applied=_applies(one_host=one_host))
         .sort("rank")
         .select(pl.col(name).cast(dtype) for name, dtype in _TYPES.items())
     )
@@ -578,8 +580,10 @@ def _applies(*, one_host: bool) -> pl.Expr:
     size = pl.col("offset_ns").abs()
     clear = (size > CLEAR_RESIDUALS * pl.col("residual_ns")) & (size > CLEAR_NS)
     beyond = size > pl.col("typical")
-    # one host has one clock: a shift of seconds is a wrong match, as after a restart of a rank
-    on_one = beyond & (size < soundness.APART_NS)
+    # a rank that restarts and counts again is shifted by seconds, but ends with the others
+    same = pl.col("last").filter(size < soundness.APART_NS).median()
+    is_shifted = (pl.col("last") - same - pl.col("offset_ns")).abs() <= size / 2
+    on_one = beyond & ((size < soundness.APART_NS) | is_shifted)
     return clear & (on_one if one_host else beyond | (pl.col("n") >= FEW))
 
 
