@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import traceanalyzer as ta
 from traceanalyzer.cli.main import status
 from traceanalyzer.errors import MissingData
 from traceanalyzer.files import packaged
+from traceanalyzer.parsers.printed_text import job_events
 
 
 def problems(tmp_path: Path, text: str, name: str = "job.log") -> list[tuple[str, float, str]]:
@@ -277,6 +279,26 @@ def test_a_large_log_of_failures_is_named_soon_and_short(number: int, tmp_path: 
     verdict = ta.hang(path).verdict
     assert process_time() - start < 5
     assert len(verdict) < 1500
+
+
+def searched(kind: str, pattern: re.Pattern[str], size: int) -> float:
+    """Return the time to search long runs of words: any, and the marks and words of the pattern."""
+    marks = packaged("parsers/job_events.toml")[kind]["marks"]
+    words = ["a", "1", "a1", " ", "a ", "1, ", "[", "Error: ", "TaskA", *marks]
+    words += re.findall(r"(?<!\\)[A-Za-z/_][A-Za-z/_ :]+", pattern.pattern)
+    texts = [(word * size)[:size] + marks[0] for word in dict.fromkeys(words)]
+    start = process_time()
+    for text in texts:
+        assert len(list(pattern.finditer(text))) <= size
+    return process_time() - start
+
+
+@pytest.mark.parametrize("kind", packaged("parsers/job_events.toml"))
+def test_the_time_to_search_a_line_grows_with_its_length(kind: str) -> None:
+    pattern = re.compile(job_events._kinds()[kind][1].pattern, re.ASCII)
+    # four times the length: 16 times the time if it were quadratic; others use the machine, too
+    tries = (searched(kind, pattern, 32000) / searched(kind, pattern, 8000) for _ in range(4))
+    assert any(ratio < 8 for ratio in tries)
 
 
 WARN = "host:984:1357 [4] ib_plugin.c:1615 NCCL WARN "
@@ -730,6 +752,14 @@ def test_a_log_without_failure_has_no_cause_of_a_hang(tmp_path: Path) -> None:
             "GPU fault 1, hung GPU 1",
         ),
         ("RuntimeError: miopenStatusUnknownError", "GPU library 1"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "GPU library 1"),
+        (
+            "E cuda_dnn.cc:9] Could not create cudnn handle: CUDNN_STATUS_INTERNAL_ERROR",
+            "GPU library 1",
+        ),
+        ("      Reason:       OOMKilled", "host memory 1"),
+        ('"OOMKilled": true,', "host memory 1"),
+        ("train.py[771]: segfault at 7 ip 7 sp 7 error 4 in libc.so", "crashed process 1"),
         ("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `a`", "GPU library 1"),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "GPU memory 1"),
         ("DistBackendError: NCCL error in: a/b.cpp:19, unhandled system error", "NCCL error 1"),
@@ -788,6 +818,11 @@ def test_failures_of_launchers_systems_and_engines(tmp_path: Path, text: str, ki
         "loss = torch.nan_to_num(loss)",
         "srun: Job step creation temporarily disabled, retrying",
         "step 3: Exit code 0",
+        "OOMKilled: false",
+        '            "OOMKilled": false,',
+        "cuda_dnn.cc:1] cudnn plan: status: CUDNN_STATUS_SUCCESS",
+        "a.py:7: UserWarning: Plan failed with a cudnnException: CUDNN_STATUS_NOT_SUPPORTED (at a)",
+        "a.py:4: RuntimeWarning: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED: tries another one",
     ],
 )
 def test_lines_that_are_no_failures(tmp_path: Path, line: str) -> None:
