@@ -199,3 +199,15 @@ def test_an_old_file_of_one_rank_is_apart_from_the_files_of_the_new_run() -> Non
     text = several_jobs(map(recording, [*old, *new]))
     assert "2 different jobs" in text
     assert "old.json (2023-11-14 21:53 UTC); 0-1.json, 1-2.json (2023-11-14 22:13 UTC)" in text
+
+
+def test_a_run_has_one_process_of_each_rank() -> None:
+    begins = {"a": (0, 1000), "b": (0, 2000), "c": (0, 3000), "d": (1, 1990), "e": (1, 2050)}
+    files = [
+        rank(number, pid, epoch_ns=NOON + at * 10**9, path=path)
+        for pid, (path, (number, at)) in enumerate(begins.items(), 1)
+    ]
+    text = several_jobs(map(recording, files))
+    assert "3 different jobs" in text
+    assert "d, b (" in text
+    assert "e, c (" in text

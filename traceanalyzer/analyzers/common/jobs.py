@@ -235,7 +235,7 @@ def _time_spans(ordered: Sequence[Recording]) -> list[int | None]:
 def _runs(job: Sequence[Recording]) -> list[list[Recording]]:
     """Return the runs of a job, which have different processes for the same rank.
 
-    A rank that some of the runs lack has the run that began at the nearest time.
+    A rank that some of the runs lack has the runs that began at the nearest times, in their order.
     """
     of_rank: dict[int | None, list[list[Recording]]] = {}
     for one in job:
@@ -246,16 +246,34 @@ def _runs(job: Sequence[Recording]) -> list[list[Recording]]:
             known.append([one])
         else:
             (process or known[0]).append(one)
-    every = max(of_rank.values(), key=len)
-    begins = [run[0].start_ns or 0 for run in every]
-    runs: list[list[Recording]] = [[] for _ in every]
-    for known in of_rank.values():
-        for number, process in enumerate(known):
-            at, near = process[0].start_ns, number
-            if at is not None and len(known) < len(every):
-                near = min(range(len(every)), key=lambda n: abs(begins[n] - at))
-            runs[near] += process
+    begins = [_begins(known) for known in of_rank.values()]
+    most = max(begins, key=len)
+    runs: list[list[Recording]] = [[] for _ in most]
+    for known, of_known in zip(of_rank.values(), begins, strict=True):
+        for number, run in _nearest(of_known, most).items():
+            runs[run] += known[number]
     return [sorted(run, key=lambda one: (one.start_ns or 0, one.path)) for run in runs]
+
+
+def _begins(processes: Sequence[Sequence[Recording]]) -> list[int | None]:
+    return [process[0].start_ns for process in processes]
+
+
+def _nearest(begins: Sequence[int | None], runs: Sequence[int | None]) -> dict[int, int]:
+    """Return the number of the run of each process, each once and in order, nearest first."""
+
+    def apart(pair: tuple[int, int]) -> tuple[int, int]:
+        process, run = begins[pair[0]], runs[pair[1]]
+        return (0 if process is None or run is None else abs(process - run)), pair[1]
+
+    chosen: dict[int, int] = {}
+    spare = range(len(runs) - len(begins) + 1)
+    pairs = [(number, number + more) for number in range(len(begins)) for more in spare]
+    for number, run in sorted(pairs, key=apart):
+        room = ((run - b) * (1 if number > a else -1) >= abs(number - a) for a, b in chosen.items())
+        if number not in chosen and all(room):
+            chosen[number] = run
+    return chosen
 
 
 #: Index of the process in :func:`_facts`; it is named only if nothing else differs.
