@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import polars as pl
+import pytest
 from comm_traces import US, device, host, trace
 from wording import check_wording
 
+from traceanalyzer.analyzers.common import replays
 from traceanalyzer.analyzers.kernels.compute import kernels
 
 DECODE = "execute_context_0(0)_generation_8(8)"
@@ -78,3 +82,25 @@ def test_graph_work_is_matched_to_operators_of_its_capture() -> None:
         ("aten::softmax", 20 * US),
         ("aten::index", 10 * US),
     ]
+
+
+@pytest.mark.parametrize(("graphs", "most"), [(40, 3_000_000), (40, 100)])
+def test_pairs_of_graphs_and_repeats_are_limited(
+    graphs: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replays, "_MOST_PAIRS", most)
+    names = np.arange(1, 21, dtype=np.uint64)
+    schema = {"context": pl.UInt64, "sequence": pl.UInt64, "position": pl.Int64}
+    of_graphs = pl.DataFrame(
+        {
+            "context": np.tile(names, graphs),
+            "sequence": np.repeat(np.arange(1, graphs + 1), names.size),
+            "position": np.tile(np.arange(names.size), graphs),
+        },
+        schema_overrides=schema,
+    )
+    lane = {"context": np.tile(names, 50), "sequence": 9_999, "position": np.arange(1000)}
+    lanes = pl.DataFrame(lane, schema_overrides=schema)
+    lanes = lanes.with_columns(operator=pl.format("operator {}", "context"))
+    matches = replays._in_order(of_graphs, lanes, ["operator"])
+    assert matches.height == (graphs * names.size if most > 100 else 0)

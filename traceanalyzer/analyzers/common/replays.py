@@ -43,6 +43,9 @@ CONTEXTS = (*_NAMES, _PLACE, *_ORDER)
 _MOST_KERNELS = 20_000
 _LEAST_COMMON = 0.5
 
+#: More pairs of kernels of graphs and repeats are not compared: the operators stay unknown.
+_MOST_PAIRS = 3_000_000
+
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -240,6 +243,8 @@ def _pairs(graphs: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
             left, on="kernel", how="semi"
         )
         of_repeat = _numbered(lanes, of_lane, name, pl.col("times"))
+        if _count(of_graph["key"], of_repeat["key"]) > _MOST_PAIRS:
+            of_graph = of_graph.clear()
         pairs.append(
             of_graph.select("key", "kernel", "sequence", "height")
             .join(of_repeat.select("key", "repeat", "owner", lane_place="place"), on="key")
@@ -248,6 +253,13 @@ def _pairs(graphs: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
         left = left.join(pairs[-1], on="kernel", how="anti")
     rows = pl.concat(pairs).with_columns(found=pl.len().over("sequence", "repeat"))
     return rows.filter(pl.col("found") >= _LEAST_COMMON * pl.col("height"))
+
+
+def _count(keys: pl.Series, others: pl.Series) -> int:
+    """Return the number of rows of a join."""
+    of_key, of_other = (one.alias("key").value_counts(name="n") for one in (keys, others))
+    both = of_key.join(of_other, on="key").cast({"n": pl.Int64, "n_right": pl.Int64})
+    return int((both["n"] * both["n_right"]).sum())
 
 
 def _numbered(rows: pl.DataFrame, of: pl.Expr, name: str, times: pl.Expr) -> pl.DataFrame:
