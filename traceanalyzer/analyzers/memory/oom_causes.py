@@ -273,6 +273,11 @@ _ROLLOUT = (
     r"(?i)(?:^|[/\\])(?:vllm|sglang|lmdeploy|tensorrt_llm)[/\\]|gpu_(?:model_runner|worker)\.py"
     r"|rollout"
 )
+#: Frames in the package of an engine, not in a folder of the same name.
+_ENGINES = {
+    "vllm": r"[/\\]vllm[/\\](?:v1|attention|core|engine|executor|model_executor|worker)[/\\]",
+    "sglang": r"[/\\]sglang[/\\]srt[/\\]",
+}
 
 
 def _advice_on_serving(frames: str, live: pl.DataFrame) -> str:
@@ -289,8 +294,14 @@ def _advice_on_serving(frames: str, live: pl.DataFrame) -> str:
         if rows["live_frac"].sum() >= MUCH_LIVE and (trains or key == "kv cache"):
             where = frame_text(*rows.select("function", "file", "line").row(0))
             size = format_bytes(int(rows["live_bytes"].sum()))
-            after = ADVICE["other"]["between phases"] if trains else ""
-            return f"{ADVICE['other'][key].format(where=where, size=size)}{after}; then "
+            of = ";".join([frames, *rows["stack"]])
+            engine = next((name for name, inside in _ENGINES.items() if re.search(inside, of)), "")
+            smaller, release = (
+                ADVICE[f"engine {what}"].get(engine, "") for what in ("cache", "release")
+            )
+            after = ADVICE["other"]["between phases"].format(engine=release) if trains else ""
+            text = ADVICE["other"][key].format(where=where, size=size, engine=smaller)
+            return f"{text}{after}; then "
     return ""
 
 
