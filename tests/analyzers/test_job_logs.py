@@ -567,6 +567,29 @@ def test_compiling_once_is_no_problem(tmp_path: Path, text: str) -> None:
     assert ta.printed(tmp_path / "job.log").to_polars("job_events")["n"].max() == 1
 
 
+@pytest.mark.parametrize("is_one_log", [True, False])
+def test_compilations_of_many_ranks_are_not_added(tmp_path: Path, *, is_one_log: bool) -> None:
+    for rank in range(16):
+        lines = compiled("step", 1, 40.0) + recompiled(5).replace("V0", f"[rank{rank}]:V0")
+        name = "job.log" if is_one_log else f"rank_{rank}.log"
+        text = "".join(f"[rank{rank}]: {line}\n" if line[:5] != "[rank" else f"{line}\n"
+                       for line in lines.splitlines())  # fmt: skip
+        with (tmp_path / name).open("a") as file:
+            file.write(text)
+    assert ta.printed(tmp_path).problems == ()
+
+
+@pytest.mark.parametrize(("times", "named", "size"), [(6, "train_step", 0.5), (1, "tiny", 0.25)])
+def test_the_function_that_takes_the_time_of_compilations_is_named(
+    tmp_path: Path, times: int, named: str, size: float
+) -> None:
+    text = "".join(compiled("tiny", n, 0.01) for n in range(14))
+    text += "".join(compiled("train_step", n, 95.0) for n in range(times))
+    ((_, found, title),) = problems(tmp_path, text)
+    assert found == size
+    assert f"compiles {named} (" in title
+
+
 # --- failures ------------------------------------------------------------------------------------
 
 RESTARTS = (
@@ -594,6 +617,12 @@ XID = "kernel: NVRM: Xid (PCI:0000:{}:00): {}, pid=1, name=python, and more\n"
         (f"{LOSS}{LATE}{RESTARTS.format(-6, 3)}{LOSS}", "timeout 0.5"),
         (f"{LOSS}{FAILED}\n{RESTARTS.format(1, 3)}{LOSS}", "GPU memory 0.5"),
         (f"{FAULT}{STEPS}", "GPU fault 0.5"),
+        (f"{LOSS}{FAULT}{LOSS}", "GPU fault 0.5"),
+        (f"{FAILED}\n{LOSS}", "GPU memory 0.5"),
+        ("PermissionError: [Errno 13] a\n" + "{'loss': 2.5}\n" * 9, "permission 0.5"),
+        # other ranks end one more step, and the last values of metrics
+        (f"{LOSS}{FAULT}" + "step 4 loss: 2.5\nstep 4 loss: 2.4\n" * 4, "GPU fault 1"),
+        (f"{LOSS}{FAULT}wandb: eval/loss 2.5\nwandb: train/loss 2.5\n", "GPU fault 1"),
         # no step after it
         (f"{LOSS}{RESTARTS.format(1, 3)}", "failed process 1"),
         (f"{LOSS}{FAULT}{RESTARTS.format(1, 3)}", "GPU fault 1"),
@@ -647,6 +676,17 @@ def test_errors_of_two_gpus_are_one_problem(tmp_path: Path) -> None:
     assert kind == "GPU fault"
     assert "0000:3b:00" in title
     assert "0000:5d:00" in title
+
+
+def test_errors_of_many_gpus_are_counted_and_some_named(tmp_path: Path) -> None:
+    ((_, _, title),) = problems(tmp_path, "".join(XID.format(n, 31) * 2 for n in range(10, 60)))
+    assert "(100 times)" in title
+    assert len(title) < 500
+
+
+def test_a_long_message_ends_with_dots(tmp_path: Path) -> None:
+    ((_, _, title),) = problems(tmp_path, f"OSError: [Errno 5] {'word ' * 60}\n")
+    assert title.endswith("word...")
 
 
 LOST = XID.format("3b", 79)
@@ -859,3 +899,37 @@ def test_a_training_that_ends_with_a_traceback(tmp_path: Path) -> None:
     assert [(one.kind, one.size) for one in ta.printed(path).problems] == [("error", 0.5)]
     path.write_text(f"{STEPS}{TRACEBACK}{STEPS}")
     assert ta.printed(path).problems == ()
+
+
+FELL_BACK = "ModuleNotFoundError: No module named 'x'\nuse another one\n"
+EXIT = "failed (exitcode: 1) local_rank: 0 (pid: 7)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (f"{FELL_BACK}{TRACEBACK}{EXIT}", "KeyError"),
+        (
+            (f"{TRACEBACK}\nDuring handling of the above exception, another exception occurred:\n\n"
+            f"Traceback (most recent call last):\n  File\nValueError: b\n{EXIT}"),
+            "KeyError",
+        ),
+        (f"{TRACEBACK}Traceback (most recent call last):\nValueError: b\n{EXIT}", "KeyError"),
+        (
+            f"{FELL_BACK}{LOSS * 4}" + "".join(f"[rank1]: {one}\n" for one in
+            TRACEBACK.splitlines()) + EXIT, "KeyError"
+        ),
+    ],
+)  # fmt: skip
+def test_an_error_after_which_the_program_went_on_is_not_the_reason(
+    tmp_path: Path, text: str, named: str
+) -> None:
+    ((_, _, title),) = problems(tmp_path, text)
+    assert named in title
+
+
+def test_an_error_that_ends_one_of_several_runs_is_counted_once(tmp_path: Path) -> None:
+    runs = "".join(f"{LOSS}{FAULT}{RESTARTS.format(1, 3 - n)}" for n in range(2))
+    title = problems(tmp_path, f"{runs}{LOSS}ValueError: bad\n{RESTARTS.format(1, 0)}")[0][2]
+    assert "ValueError: bad" in title
+    assert "times" not in title

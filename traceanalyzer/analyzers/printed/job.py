@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.printed import Options
 from traceanalyzer.analyzers.printed.result import Form, Problem, table
 from traceanalyzer.files import packaged
 from traceanalyzer.units import (
+    NS_PER_S,
     format_count,
     format_first,
     format_frac,
@@ -173,12 +174,12 @@ class Going(NamedTuple):
 
 def going(rows: pl.DataFrame) -> Going:
     """Return where jobs went on: training programs, and those that torchrun restarts."""
-    numbers = {"n": pl.Int64, "last": pl.Int64}
+    numbers = {"n": pl.Int64, "last": pl.Int64, "number": pl.Int64}
     forms = (wide(rows, form, numbers, ("what",)) for form in (_EVENTS, _CONTEXT))
     events = pl.concat(forms).with_columns(last=pl.coalesce("last", "line"))
     # a step is one more line of the same timer: DeepSpeed prints several lines per step
     lines = rows.filter(pl.col("form").is_in(_STEPS)).group_by("path", "form", "name")
-    steps, latest = dict[str, int](), _latest(events, "step")
+    steps, latest = _latest(events, "step", of="number"), _latest(events, "step")
     for path, _, _, of_series in lines.agg(pl.col("line").unique().sort(descending=True)).rows():
         latest[path] = max(latest.get(path, 0), of_series[0])
         if len(of_series) >= _WENT_ON:
@@ -202,10 +203,10 @@ def going(rows: pl.DataFrame) -> Going:
     )
 
 
-def _latest(events: pl.DataFrame, *names: str) -> dict[str, int]:
-    """Return the last line of these kinds by path."""
-    named = events.filter(pl.col("name").is_in(names))
-    return dict(named.group_by("path").agg(pl.col("last").max()).rows())
+def _latest(events: pl.DataFrame, *names: str, of: str = "last") -> dict[str, int]:
+    """Return the last line of these kinds by path; of steps, ``number`` is the one before it."""
+    named = events.filter(pl.col("name").is_in(names), pl.col(of) > 0)
+    return dict(named.group_by("path").agg(pl.col(of).max()).rows())
 
 
 # --- problems ------------------------------------------------------------------------------------
@@ -255,27 +256,43 @@ def _of_kinds(kinds: Mapping[str, pl.DataFrame], steps: Mapping[str, int]) -> It
     errors = _last_errors(kinds, steps)
     for kind, known in _KINDS.items():
         events = kinds.get(kind)
-        events = errors.filter(pl.col("step") > 0) if kind == "error" else events
+        events = _at_end(errors.filter(pl.col("step") > 0)) if kind == "error" else events
         if events is None or events.is_empty() or "title" not in known:
             continue
         events = events.sort("at", "line")
         first, ranks = events.row(0, named=True), events["rank"].drop_nulls().unique().to_list()
-        message = first["message"]
+        message, n = _message(events)
         if kind == "failed process" and errors.height:
             before = errors.filter(pl.col("line") <= first["last"], path=first["path"])
-            message = next(iter(before["message"]), message)
-        message = _DETAILS.sub("", message)[:_LONGEST].strip(" .")
-        message = ", ".join(events["what"].drop_nulls().unique().sort()) or message
+            message, n = _message(_at_end(before)) if before.height else (message, n)
         who = f" on {_ranks(ranks)}" if ranks else ""
-        times = f" ({format_times(first['n'])})" if first["n"] > 1 else ""
-        text = f"{known['title']}{who}: {message}{times}."
+        times = f" ({format_times(n)})" if n > 1 else ""
+        text = f"{known['title']}{who}: {message}{times}"
+        text += "." * (not text.endswith("..."))
         size = _size(kind, message, events, steps)
         yield _problem(kind, text, size, tuple(ranks))._replace(at=first["at"])
 
 
+def _message(events: pl.DataFrame) -> tuple[str, int]:
+    """Return what events of a kind, in their order, say, and how often."""
+    if what := events["what"].drop_nulls().unique().sort().to_list():
+        return format_first(what, _MOST_CALLS), int(events["n"].sum())
+    first = events["message"][0]
+    same = events["message"].str.replace_all(r"\d+", "#") == re.sub(r"\d+", "#", first)
+    message = _DETAILS.sub("", first).strip(" .")
+    cut = message if len(message) <= _LONGEST else f"{message[:_LONGEST].rstrip(' .')}..."
+    return cut, int(events.filter(same)["n"].sum())
+
+
+def _at_end(errors: pl.DataFrame) -> pl.DataFrame:
+    """Return the errors in Python after which their processes printed least."""
+    return errors.filter(pl.col("number") == pl.col("number").min().over("path"))
+
+
 def _last_errors(kinds: Mapping[str, pl.DataFrame], steps: Mapping[str, int]) -> pl.DataFrame:
     """Return the errors in Python after the last step of each log, in their order."""
-    errors = kinds.get("error", pl.DataFrame(schema={"path": pl.String, "last": pl.Int64}))
+    none = dict.fromkeys(("last", "number"), pl.Int64)
+    errors = kinds.get("error", pl.DataFrame(schema={"path": pl.String, **none}))
     step = pl.col("path").replace_strict(steps, default=0, return_dtype=pl.Int64)
     errors = errors.with_columns(step=step).filter(pl.col("last") > pl.col("step"))
     return errors.sort("at", "line") if errors.height else errors
@@ -473,20 +490,24 @@ _COMPILES = {
 }
 
 
+#: Time of further compilations of a function from which on they are a warning.
+_AGAIN_NS = 10 * NS_PER_S
+
+
 def _compilations(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
-    """Yield the function that is compiled most often, and why."""
+    """Yield the function whose compilations take most time, else are most, on a rank, and why."""
     for kind, (reasons, least, text) in _COMPILES.items():
         if kind not in kinds:
             continue
-        sums = kinds[kind].group_by("function").agg(pl.col("n", "total_ns").sum())
-        most = sums.sort(-pl.col("n"), "function").row(0, named=True)
-        if most["n"] < least:
+        sums = _most(kinds[kind], "function").filter(pl.col("n") >= least)
+        if sums.is_empty():
             continue
+        most = sums.row(0, named=True)
         rows = [kinds[one] for one in (reasons, kind) if one in kinds]
         why = pl.concat(rows, how="diagonal").filter(
             pl.col("function").eq_missing(most["function"]), pl.col("what") != ""
         )
-        why = why.sort(-pl.col("n"), "line").head(_NAMED)
+        why = _most(why, "what").head(_NAMED)
         named = [
             f"{what} ({format_times(n)})" if n > 1 else what for what, n in why["what", "n"].rows()
         ]
@@ -495,7 +516,18 @@ def _compilations(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
         others = sums.height - 1
         title += f", and {format_count(others, 'other function')}" * (others > 0)
         title += f": {'; '.join(named)}" * bool(named)
-        yield _problem(kind, f"{title}.", 0.5 if most["n"] >= _MANY else 0)
+        again_ns = most["total_ns"] * (most["n"] - 1) // most["n"]
+        is_often = again_ns >= _AGAIN_NS if most["total_ns"] else most["n"] >= _MANY
+        yield _problem(kind, f"{title}.", 0.5 if is_often else 0)
+
+
+def _most(events: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Return times and time of each name on the rank that has most; the longest first."""
+    of_rank = events.group_by("path", "rank", name).agg(
+        pl.col("n", "total_ns").sum(), pl.col("line").min()
+    )
+    sums = of_rank.group_by(name).agg(pl.col("n", "total_ns").max(), pl.col("line").min())
+    return sums.sort("total_ns", "n", "line", name, descending=[True, True, False, False])
 
 
 # --- engines -------------------------------------------------------------------------------------

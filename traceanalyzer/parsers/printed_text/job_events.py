@@ -14,7 +14,7 @@ from traceanalyzer.files import packaged
 from traceanalyzer.parsers.printed_text.lines import Line, Rows, number
 
 FORM, ENGINE, CONTEXT = "job_events", "engine", "job_context"
-_STEP = "step"  # in most lines of some logs
+_STEP, _ERROR = "step", "error"  # steps are in most lines of some logs
 _ENGINES = ("vLLM", "SGLang")
 
 _RANK = (
@@ -28,6 +28,15 @@ _TEXTS = (
 )  # fmt: skip
 _OF_FUNCTION = {"guard": "recompilation", "graph break reason": "graph break"}
 _LONGEST, _MOST = 200, 1 << 16
+#: Lines of a traceback besides its last one; those that say that the next one continues it.
+_CHAIN = re.compile(r"(?:During handling of|The above exception was)\b")
+_TRACEBACK = re.compile(r"\s|$|Traceback \(most recent")
+#: Most lines of a message after its first one.
+_MESSAGE = 8
+#: Most series of steps of a process.
+_SERIES = 1 << 10
+#: What differs between lines of one series of steps.
+_LETTERS, _NUMBER = re.compile(r"[^A-Za-z]+"), re.compile(r"\d")
 
 
 @cache
@@ -101,10 +110,16 @@ class Reader:
         self._events = dict[tuple[object, ...], tuple[Line, dict[str, str], int]]()
         self._functions = dict[str, str]()  # the last one of a kind
         self._seconds = dict[tuple[object, ...], float]()
+        self._steps = dict[tuple[object, ...], tuple[int, str, int]]()
+        self._groups = dict[tuple[object, ...], int]()
+        self._errors = self._others_since = 0  # times that the process went on after errors, lines
 
     def feed(self, line: Line) -> None:
         """Read a line."""
-        for kind, match in _events(line.text, line.marks):
+        events = _events(line.text, line.marks)
+        if events or self._errors:
+            self._follow(line.text, {kind for kind, _ in events})
+        for kind, match in events:
             texts = {name: text for name, text in match.groupdict().items() if text is not None}
             seconds = float(number(texts.pop("seconds", "")) or 0)
             if kind in _OF_FUNCTION:
@@ -116,17 +131,43 @@ class Reader:
                 what = texts.get("what", "")
                 what = re.sub(r"\d+", "#", what) if kind in _OF_FUNCTION else what
                 same = [("function", texts["function"]), ("what", what)]
-            rank = None if kind == _STEP else line.rank
-            key = kind, rank, *same, line.number if kind in _ENGINES else None
+            key = kind, line.rank, *same, line.number if kind in _ENGINES else self._errors
+            if kind == _STEP:
+                key = self._step(line, line.text[: match.start()][-_LONGEST:])
+            elif kind not in (*_ENGINES, _ERROR):
+                key = key[:-1]
             first, known, n = self._events.get(key, (line, {**texts, "message": message}, 0))
             if n or kind in _ENGINES or self._others < _MOST:
                 self._others += kind not in _ENGINES and not n
-                self._last[key] = line.number
+                self._last[key], self._groups[key] = line.number, self._errors
                 self._events[key] = first, known, n + 1
                 self._seconds[key] = self._seconds.get(key, 0.0) + seconds
 
+    def _follow(self, text: str, kinds: set[str]) -> None:
+        """Count how often the process went on after errors in Python: other lines follow one."""
+        if _ERROR in kinds:
+            self._errors += self._others_since > 0 or not self._errors
+            self._others_since = 0
+        elif _CHAIN.match(text):
+            self._others_since = 0
+        elif kinds <= {_STEP} and not _TRACEBACK.match(text):
+            self._others_since += 1
+
+    def _step(self, line: Line, before: str) -> tuple[object, ...]:
+        """Return the series of a step, and keep the line of the step before its last one.
+
+        Ranks print lines of one step that begin alike, and may differ in the loss only.
+        """
+        key = _STEP, line.rank, _LETTERS.sub(" ", before)
+        key = key if key in self._steps or len(self._steps) < _SERIES else (_STEP, None, "")
+        last, begin, previous = self._steps.get(key, (0, "", 0))
+        is_same = before == begin and _NUMBER.search(before)
+        self._steps[key] = line.number, before, previous if is_same else last
+        return key
+
     def close(self) -> None:
         """End the text: write the events."""
+        errors = self._errors + (self._others_since > _MESSAGE)
         block = self.rows.block() if self._events else 0
         for row, (key, (first, texts, n)) in enumerate(self._events.items()):
             kind = key[0]
@@ -138,6 +179,10 @@ class Reader:
             values["n"] = float(n)
             if self._seconds[key]:
                 values["total_ns"] = 1e9 * self._seconds[key]
+            if kind == _ERROR:
+                values["number"] = float(errors - self._groups[key])
+            if kind == _STEP:
+                values["number"] = float(self._steps[key][2])
             if n > 1:
                 values["last"] = float(self._last[key])
             form = ENGINE if kind in _ENGINES else CONTEXT if kind in _context() else FORM

@@ -26,7 +26,7 @@ _ESCAPE_BYTES = re.compile(_ESCAPE.pattern.encode())
 #: --label``. The number of torchrun's ``[default0]`` is that of the process in its node.
 _LAUNCHER = re.compile(
     r"(?:\[(?P<name>default|rank)(?P<n>\d{1,6})\]:|\[\d{1,6},(?P<mpi>\d{1,6})\]<std(?:out|err)>:"
-    r"|(?P<srun>\d{1,5}):)(?: |(?=\[)|$)"
+    r"|(?P<srun>\d{1,5}):)(?: |(?=\[|[VDIWE]\d{4} )|$)"
 )
 _RANK = re.compile(r"\[Rank (\d{1,6})\]|(?:^|\s)rank=(\d{1,6})\s")
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[,.](\d{1,9}))?")
