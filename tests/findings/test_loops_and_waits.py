@@ -12,7 +12,7 @@ from diagnosing import judged
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.names import frame_text
+from traceanalyzer.analyzers.common.names import frame_text, matches
 from traceanalyzer.analyzers.common.waits import (
     DEVICE,
     QUEUE,
@@ -21,6 +21,7 @@ from traceanalyzer.analyzers.common.waits import (
     THREAD,
     wait_of,
 )
+from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.analyzers.memory.growth import _is_regular
 from traceanalyzer.trace import Trace
 
@@ -561,3 +562,19 @@ def test_one_wait_in_numbered_ranges_is_one_finding() -> None:
     found = [one for one in ta.diagnose(trace(events)).findings if "get_finished" in one.title]
     assert [one.id for one in found] == ["host-code"]
     assert found[0].cost_frac == pytest.approx(3 * 20 / 359, abs=0.01)  # none before the first
+
+
+@pytest.mark.parametrize(
+    ("name", "loads"),
+    [
+        ("train.py(3): load_batch", True),
+        ("load_data.py(12): foo", False),
+        ("load_batch(3): foo", False),
+        ("IO: load_batch(4)", True),
+        ("a/vllm/x.py(3): load_data", False),
+        ("x(1): " * 20_000, False),
+        ("load_batch(1): " * 20_000, False),
+    ],
+)
+def test_names_that_load_data(name: str, loads: bool) -> None:
+    assert matches([name, *map(str, range(50))], causes.DATALOADER)[0] == loads

@@ -244,12 +244,13 @@ def matches(texts: Sequence[str], patterns: Sequence[str]) -> list[bool]:
 
 
 #: ``(?!...)`` outside brackets, without groups in groups.
-_NOT_FOLLOWED = re.compile(r"(?<!\\)\(\?!(?:[^()\[\\]|\\.|\([^()\[\\]*\))*\)")
+_PART = r"[^()\[\\]|\\.|\[(?:[^\]\\]|\\.)+\]"
+_NOT_FOLLOWED = re.compile(rf"(?<!\\)\(\?!(?:{_PART}|\((?:{_PART})*\))*\)")
 
 
 def _in_python(column: pl.Series, pattern: str) -> pl.Series:
     """Return which texts match a pattern with lookaround; first those that match without it."""
-    candidates, relaxed = column, _NOT_FOLLOWED.sub("", pattern).replace("(?>", "(?:")
+    candidates, relaxed = column, _NOT_FOLLOWED.sub("", pattern)
     if relaxed != pattern and not any(one in pattern for one in (*_WORD_BOUNDARY, "[(?!")):
         with suppress(ComputeError):
             candidates = column.filter(column.str.contains(relaxed))

@@ -65,8 +65,15 @@ _LOADING = (
     r"|data[ _-]?(?:iter|time)|input[ _-]?pipeline)"
 )
 
+#: What ends the file of a frame.
+_FRAME = r"\(\d+\): "
 #: Code of inference engines, and the range of a function of theirs.
 _OF_ENGINE = rf".*(?:^|[/\\])(?:{INFERENCE_ENGINES})[/\\]|.*batch_to_run"
+#: A range, or the function of a frame, that loads data; time is linear in its length.
+_LOADS = (
+    rf"(?i)^(?!{_OF_ENGINE})(?:.*{_FRAME})?(?:(?:(?!{_FRAME}).)*[^a-z])?{_LOADING}"
+    rf"(?!.*{_FRAME})(?:$|[^a-z])"
+)
 
 #: TensorFlow: the operator in which a graph waits for the next element of a dataset, and stages of
 #: tf.data (``Iterator::Root::Prefetch``).
@@ -75,8 +82,7 @@ NEXT_ELEMENT = r"^IteratorGetNext(?:$|[A-Z:])"
 GIVE_WORK = (NEXT_ELEMENT, r"^xla_(?:ffi_)?python_\w*callback")
 
 #: Slices in which a thread waits for its data loader: PyTorch's annotation of the iterator, modules
-#: of known loaders in a Python stack, and functions and ranges with names such as load_batch. The
-#: file before a function is matched once (``(?>``): the time is linear in the length of a name.
+#: of known loaders in a Python stack, and functions and ranges with names such as load_batch.
 #: Names of folders do not count: models and kernels are loaded too. Inference engines have batches
 #: of requests, which their scheduler chooses.
 DATALOADER = (
@@ -85,7 +91,7 @@ DATALOADER = (
     r"(?:^|[/\\])(?:petastorm|litdata|streaming[/\\]base|tensorflow[/\\]python[/\\]data)[/\\]",
     r"(?:^|[/\\])(?:accelerate[/\\]data_loader|datasets[/\\](?:arrow|iterable)_dataset)\.py\(",
     r"lightning[/\\](?:pytorch[/\\])?(?:loops[/\\]fetchers|utilities[/\\]combined_loader)\.py\(",
-    rf"(?i)^(?!{_OF_ENGINE})(?>(?:.*\(\d+\): )?)(?:.*[^a-z])?{_LOADING}(?:$|[^a-z])",
+    _LOADS,
     r"(?i)^(?:.*[^a-z_-])?(?:pre)?fetch(?:er)?(?:$|[^a-z _-])",
     r"DataLoader(?:$|[^a-z])",
     r"(?i)(?:^|[/\\])\w*data\w*\.py\(\d+\): (?:.*\.)?__(?:next|getitem)__$",
