@@ -372,7 +372,7 @@ def test_a_thread_that_saves_a_checkpoint_is_named_and_moves_to_a_process() -> N
     assert "AsyncCheckpointerType" not in loading.advice("host_code")
 
 
-def test_copies_beside_slow_launches_are_not_exposed() -> None:
+def test_copies_during_slow_launches_are_not_exposed() -> None:
     """A kernel that starts right after its launch waits for no copy."""
     to_host = "Memcpy DtoH (Device -> Pinned)"
     copies = [

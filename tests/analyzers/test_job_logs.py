@@ -284,9 +284,9 @@ def test_a_large_log_of_failures_is_named_soon_and_short(number: int, tmp_path: 
 def searched(kind: str, pattern: re.Pattern[str], size: int) -> float:
     """Return the time to search long runs of words: any, and the marks and words of the pattern."""
     marks = packaged("parsers/job_events.toml")[kind]["marks"]
-    words = ["a", "1", "a1", " ", "a ", "1, ", "[", "Error: ", "TaskA", *marks]
-    words += re.findall(r"(?<!\\)[A-Za-z/_][A-Za-z/_ :]+", pattern.pattern)
-    texts = [(word * size)[:size] + marks[0] for word in dict.fromkeys(words)]
+    runs = ["a", "1", "a1", " ", "a ", "1, ", "[", "Error: ", "TaskA", *marks]
+    runs += re.findall(r"(?<!\\)[A-Za-z/_][A-Za-z/_ :]+", pattern.pattern)
+    texts = [(word * size)[:size] + marks[0] for word in dict.fromkeys(runs)]
     start = process_time()
     for text in texts:
         assert len(list(pattern.finditer(text))) <= size

@@ -744,7 +744,7 @@ def test_asynchronous_spans_alone_are_no_missing_operators() -> None:
     assert result.host_ns == 0
 
 
-def test_spans_beside_operators_or_gpu_calls_are_none() -> None:
+def test_spans_with_operators_or_gpu_calls_are_none() -> None:
     other = host("other", "x", 0, 10)
     assert operators(trace([other, op("aten::mm", 0, 10)])).spans.is_empty()
     assert operators(trace([other, launch(20, 5, 1), device(GEMM, 30, 9)])).spans.is_empty()
@@ -757,7 +757,7 @@ def test_diagnose_says_that_spans_are_spans() -> None:
     assert "the recording has spans only" not in set(other.rules["why"])
 
 
-def test_asynchronous_spans_beside_gpu_work_are_no_calls() -> None:
+def test_asynchronous_spans_with_gpu_work_are_no_calls() -> None:
     with pytest.raises(MissingData, match="no operators"):
         operators(trace([host("async", "request", 0, 300), device(GEMM, 30, 9)]))
 

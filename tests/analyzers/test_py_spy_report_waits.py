@@ -291,7 +291,7 @@ def test_lines_have_their_share_of_all_samples(tmp_path: Path, wait: str, activi
     assert any("93.0 %" in note and activity in note for note in diagnosis(path).notes)
 
 
-def test_a_line_beside_a_short_wait_has_its_share_of_all_samples(tmp_path: Path) -> None:
+def test_a_line_with_a_short_wait_has_its_share_of_all_samples(tmp_path: Path) -> None:
     path = sampled(
         tmp_path, f"{STEP}synchronize (torch/cuda/__init__.py:1) 300",
         f"{STEP}parse (/home/u/a.py:7) 600", f"{STEP}<module> (numpy/__init__.py:1) 100",

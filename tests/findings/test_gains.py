@@ -479,7 +479,7 @@ def test_gains_that_share_time_are_more_than_all_together(
     assert ("less than their sum" in note) == share_time
 
 
-def test_gains_of_different_steps_are_not_said_to_share_time() -> None:
+def test_gains_of_different_steps_share_no_time() -> None:
     """Checkpoints are in some steps, the loader is slow in each step after the first."""
     notes = ta.diagnose(ROOT / "fixtures/ddp_gloo_4ranks").input_notes
     (note,) = (text for text in notes if text.startswith("All gains together"))

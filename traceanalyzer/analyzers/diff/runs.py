@@ -378,7 +378,7 @@ def _error_of_others(times: Floats) -> float:
 def _slow(times: Floats) -> npt.NDArray[np.int64]:
     """Return the numbers of the slow steps: those over the usual by half of the largest excess.
 
-    The usual time is below the median, so that it is no slow step if just over half of them are.
+    The usual time is below the median: that of a fast step if just over half of them are slow.
     """
     over = times - np.quantile(times, _USUAL, method="lower")
     return np.flatnonzero(2 * over > over.max())

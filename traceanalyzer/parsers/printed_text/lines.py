@@ -153,20 +153,20 @@ _MOST_JOINED = 6
 
 def joined(lines: Iterable[Line]) -> Iterator[Line]:
     """Yield lines, and messages of errors that are wrapped as one line."""
-    held: Line | None = None
+    first: Line | None = None
     more = 0
     for one in lines:
-        if held is not None:
-            if more < _MOST_JOINED and one.process == held.process and _CONTINUES.match(one.text):
-                text = f"{held.text.rstrip()} {one.text.strip()}"
-                held, more = replace(held, text=text, complete=one.complete), more + 1
+        if first is not None:
+            if more < _MOST_JOINED and one.process == first.process and _CONTINUES.match(one.text):
+                text = f"{first.text.rstrip()} {one.text.strip()}"
+                first, more = replace(first, text=text, complete=one.complete), more + 1
                 continue
-            yield held
-        held, more = (one, 0) if _WRAPPED.search(one.text) else (None, 0)
-        if held is None:
+            yield first
+        first, more = (one, 0) if _WRAPPED.search(one.text) else (None, 0)
+        if first is None:
             yield one
-    if held is not None:
-        yield held
+    if first is not None:
+        yield first
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:
