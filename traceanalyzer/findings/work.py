@@ -15,6 +15,8 @@ from traceanalyzer.analyzers.common.own_lines import (
     COMPILES,
     IDLE,
     LOADER,
+    RUNS,
+    RUNS_OTHER,
     place_of,
 )
 from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
@@ -262,6 +264,9 @@ def _counted(result: LeafPaths, samples: float, what: str) -> Iterator[str]:
     rest, waits = result.total_samples - result.busy_samples, _share_of(result, DEVICE)
     part, busy, idle = (format_weight(n, result.unit) for n in (samples, result.busy_samples, rest))
     yield f"{part} in or below the {what}, {busy} in main threads and in code that others run."
+    runs = result.activities.filter(pl.col("activity").is_in([RUNS, RUNS_OTHER]))["samples"].sum()
+    if samples < runs < result.busy_samples:
+        yield f"{format_frac(samples / runs)} of the samples that run code, as in py-spy-report."
     if rest > 0:
         yield f"Not counted: {idle} of idle and background threads, and waits for them."
     if waits >= _WAITS:
