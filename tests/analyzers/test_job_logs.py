@@ -835,6 +835,8 @@ def test_a_log_without_failure_has_no_cause_of_a_hang(tmp_path: Path) -> None:
         ("step 1 loss: 0.9 val_loss: nan\n" * 5, "other NaN loss 0.25"),
         ("{'eval_loss': nan, 'epoch': 1}\n" * 5, "other NaN loss 0.25"),
         ("Validation loss: nan\n" * 5, "other NaN loss 0.25"),
+        ("Validation: loss: nan\n" * 5, "other NaN loss 0.25"),
+        ("val-loss: nan | test|loss nan\n" * 5, "other NaN loss 0.25"),
         ("loss: 0.9 moe_aux_loss: nan z_loss nan best_val_loss=nan\n" * 5, "other NaN loss 0.25"),
         ("val_loss: nan loss: nan\n" * 5, "NaN loss 0.5"),
         ("train_loss=nan val/loss=0.7\n" * 5, "NaN loss 0.5"),

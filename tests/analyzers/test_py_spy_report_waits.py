@@ -287,8 +287,23 @@ def test_lines_have_their_share_of_all_samples(tmp_path: Path, wait: str, activi
     assert all(one.size <= 0.05 for one in measurements("hot-line", report))
     assert not diagnosis(path).diagnosis
     assert "93.0 %" in report.verdict
-    assert activity in report.verdict
+    assert activity.removesuffix(")") in report.verdict
     assert any("93.0 %" in note and activity in note for note in diagnosis(path).notes)
+
+
+def test_an_idle_server_does_not_run_one_line(tmp_path: Path) -> None:
+    thread = "_bootstrap (threading.py:1);run (threading.py:2);pump (/home/u/s.py:5);"
+    lines = (f"serve (/home/u/s.py:3);{_LOOP} 9000", f"{thread}parse (/home/u/s.py:6) 110")
+    report = ta.py_spy_report(sampled(tmp_path, *lines))
+    assert all(one.size < 0.02 for one in measurements("hot-line", report))
+
+
+def test_a_thread_that_saves_and_waits_has_no_share_above_the_whole(tmp_path: Path) -> None:
+    save = "_bootstrap (threading.py:1);saver (/home/u/s.py:5);save (torch/serialization.py:8)"
+    lines = ("step (/home/u/s.py:3) 300", f"{save} 600", f"{save};wait (threading.py:3) 900")
+    report = ta.py_spy_report(sampled(tmp_path, *lines))
+    saves = next(one for one in measurements("hot-line", report) if "saver" in one.title)
+    assert saves.size == pytest.approx(1500 / 1800)
 
 
 def test_a_line_with_a_short_wait_has_its_share_of_all_samples(tmp_path: Path) -> None:

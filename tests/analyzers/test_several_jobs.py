@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, device, host, step, trace
 from conftest import ROOT
+from hypothesis import given, strategies as st
 from wording import check_wording
 
 import traceanalyzer as ta
-from traceanalyzer.analyzers.common.jobs import recording, several_jobs
+from traceanalyzer.analyzers.common.jobs import _nearest, recording, several_jobs
 from traceanalyzer.run.find import each
 from traceanalyzer.run.ranks import split_by_rank
 from traceanalyzer.trace import Device, Trace
@@ -211,3 +213,18 @@ def test_a_run_has_one_process_of_each_rank() -> None:
     assert "3 different jobs" in text
     assert "d, b (" in text
     assert "e, c (" in text
+
+
+@given(st.data())
+def test_processes_belong_to_the_nearest_runs_in_order(data: st.DataObject) -> None:
+    runs = sorted(data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=7)))
+    begins = sorted(data.draw(st.lists(st.integers(0, 99), min_size=1, max_size=len(runs))))
+    chosen = _nearest(begins, runs)
+    numbers = [chosen[number] for number in range(len(begins))]
+    assert numbers == sorted(set(numbers))
+
+    def apart(chosen: Sequence[int]) -> int:
+        return sum(abs(begins[n] - runs[run]) for n, run in enumerate(chosen))
+
+    every = itertools.combinations(range(len(runs)), len(begins))
+    assert apart(numbers) == min(map(apart, every))

@@ -177,7 +177,9 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
     paths = _with_saves(result)
     counted = paths.filter(pl.col("doing").is_null() | (pl.col("doing") == FILE_LOCK))
     yield from _loading(result)
-    of = "allocated memory" if result.unit == "bytes" else "samples"
+    is_whole = result.busy_samples == result.total_samples
+    of = "samples" if is_whole else "samples of main threads and running code"
+    of = "allocated memory" if result.unit == "bytes" else of
     loading, is_alone = result.loader_wait_frac, (result.processes["role"] == MAIN).all()
     before = (
         f"The main process waits for the data loader in {format_frac(loading)} of its samples: "
@@ -204,14 +206,19 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
 
 
 def _share_of(result: LeafPaths, activity: str) -> float:
-    """Return the share of an activity in what main threads do and other threads run."""
-    samples = float(result.activities.filter(activity=activity)["samples"].sum())
-    return min(samples / (result.busy_samples or 1), 1.0)
+    """Return the share of an activity in all but idle and background threads."""
+    acts = _active(result)
+    samples = float(acts.filter(activity=activity)["samples"].sum())
+    return samples / (float(acts["samples"].sum()) or 1)
+
+
+def _active(result: LeafPaths) -> pl.DataFrame:
+    return result.activities.filter(~pl.col("activity").is_in([IDLE, BACKGROUND]))
 
 
 def main_wait(result: LeafPaths) -> str:
     """Return the sentence on the wait that most samples are, with what to do; empty without it."""
-    acts = result.activities.filter(~pl.col("activity").is_in([IDLE, BACKGROUND]))
+    acts = _active(result)
     rows = acts.filter(pl.col("activity").is_in(_NO_FINDING))
     for row in rows.head(1).iter_rows(named=True):
         if (share := row["samples"] / float(acts["samples"].sum())) >= _MOST:
@@ -263,12 +270,13 @@ def _counted(result: LeafPaths, samples: float, what: str) -> Iterator[str]:
     """Yield how much is in or below a line, of how much, and what is not counted."""
     rest, waits = result.total_samples - result.busy_samples, _share_of(result, DEVICE)
     part, busy, idle = (format_weight(n, result.unit) for n in (samples, result.busy_samples, rest))
-    yield f"{part} in or below the {what}, {busy} in main threads and in code that others run."
-    runs = result.activities.filter(pl.col("activity").is_in([RUNS, RUNS_OTHER]))["samples"].sum()
+    yield f"{part} in or below the {what}, {busy} of main threads and running code."
+    running = result.activities.filter(pl.col("activity").is_in([RUNS, RUNS_OTHER]))
+    runs = float(running["samples"].sum())
     if samples < runs < result.busy_samples:
         yield f"{format_frac(samples / runs)} of the samples that run code, as in py-spy-report."
     if rest > 0:
-        yield f"Not counted: {idle} of idle and background threads, and waits for them."
+        yield f"Not counted: {idle} of idle threads, background threads and waits for them."
     if waits >= _WAITS:
         yield (
             f"The GPU is waited for in {format_frac(waits)}: code that runs while the GPU works "
@@ -386,7 +394,7 @@ def _with_saves(result: LeafPaths) -> pl.DataFrame:
 def _checkpoints(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
     """Yield the samples that save checkpoints, with their waits for earlier saves."""
     waits = float(rows.filter(pl.col("doing").is_not_null())["samples"].sum())
-    if share := min(float(rows["samples"].sum()) / (result.busy_samples or 1), 1.0):
+    if share := float(rows["samples"].sum()) / (float(_active(result)["samples"].sum()) or 1):
         lines = by_line(rows)[LIBRARY].head(_NAMED)
         places = [f"{name} ({path}:{line})" for name, path, line in lines.iter_rows()]
         yield Measured(

@@ -1,5 +1,6 @@
 """Detection of recordings of different jobs by the metadata of the files."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -260,19 +261,26 @@ def _begins(processes: Sequence[Sequence[Recording]]) -> list[int | None]:
 
 
 def _nearest(begins: Sequence[int | None], runs: Sequence[int | None]) -> dict[int, int]:
-    """Return the number of the run of each process, each once and in order, nearest first."""
+    """Return the number of the run of each process, each once and in order, nearest in sum."""
 
-    def apart(pair: tuple[int, int]) -> tuple[int, int]:
-        process, run = begins[pair[0]], runs[pair[1]]
-        return (0 if process is None or run is None else abs(process - run)), pair[1]
+    def apart(number: int, run: int) -> int:
+        process, begin = begins[number], runs[run]
+        return 0 if process is None or begin is None else abs(process - begin)
 
-    chosen: dict[int, int] = {}
-    spare = range(len(runs) - len(begins) + 1)
-    pairs = [(number, number + more) for number in range(len(begins)) for more in spare]
-    for number, run in sorted(pairs, key=apart):
-        room = ((run - b) * (1 if number > a else -1) >= abs(number - a) for a, b in chosen.items())
-        if number not in chosen and all(room):
-            chosen[number] = run
+    spare = len(runs) - len(begins)
+    # the least sums of the first processes among the first runs
+    sums: list[list[float]] = [[0] * (len(runs) + 1)]
+    for number in range(len(begins)):
+        least = [math.inf] * (len(runs) + 1)
+        for run in range(number, number + spare + 1):
+            least[run + 1] = min(least[run], sums[number][run] + apart(number, run))
+        sums.append(least)
+    chosen, run = {}, len(runs)
+    for number in reversed(range(len(begins))):
+        run = min(run, number + spare + 1)
+        while sums[number + 1][run] == sums[number + 1][run - 1]:
+            run -= 1
+        chosen[number] = run = run - 1
     return chosen
 
 

@@ -19,8 +19,10 @@ from traceanalyzer.analyzers.common.waits import (
     FULL_QUEUE,
     LOCK,
     PROCESS,
+    QUEUE,
     RANKS,
     REQUESTS,
+    THREAD,
     WAITS_FOR_REQUESTS,
     wait_of,
 )
@@ -416,13 +418,17 @@ def answer(rows: pl.DataFrame, acts: pl.DataFrame, unit: str, first: Sequence[st
 _RUNS = pl.col("activity").is_in([RUNS, RUNS_OTHER])
 #: What is no wait.
 _NO_WAIT = [IMPORTS, COMPILES, IDLE, RUNS, RUNS_OTHER, BACKGROUND, LOADER]
+#: Waits for threads that the samples show, too.
+_FOR_THREADS = [THREAD, QUEUE]
 
 
 def _main_wait(acts: pl.DataFrame, whole: str) -> str:
     """Return ``93.0 % of all samples: waits for the GPU`` if most samples are one kind of wait."""
-    rows = acts.filter(pl.col("samples_frac") >= _MOST, ~pl.col("activity").is_in(_NO_WAIT))
+    is_wait = ~pl.col("activity").is_in([*_NO_WAIT, *_FOR_THREADS])
+    rows = acts.filter(pl.col("samples_frac") >= _MOST, is_wait)
     for row in rows.head(1).iter_rows(named=True):
-        return f"{format_frac(row['samples_frac'])} of {whole}: {row['activity']}{_waits_in(rows)}"
+        activity = f"{row['activity']}{_waits_in(rows)}".replace(") (", ", ")
+        return f"{format_frac(row['samples_frac'])} of {whole}: {activity}"
     return ""
 
 

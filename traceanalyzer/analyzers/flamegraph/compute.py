@@ -96,6 +96,7 @@ def combine(
         total=total,
         unit=whole.unit,
         base=whole.base,
+        on_device=bool(options.kinds) and {*options.kinds} <= {*DEVICE_WORK},
         names=tuple(options.library_names),
         functions=table,
         lines=own_lines.lines(calls),

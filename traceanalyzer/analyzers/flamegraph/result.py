@@ -40,6 +40,7 @@ class FlameGraph(Result):
         total: the weight of all stacks.
         unit: unit of the weights: ``samples``, ``ns``, ``bytes``, or empty.
         base: the recorded weight of the base run, or None.
+        on_device: whether all stacks are device work, which has no lines of code.
         names: libraries with highlighted code; empty for own code.
         functions: one row per function, the highest self weight first.
         lines: the functions of the highlighted code that run, as ``lines`` of
@@ -57,6 +58,7 @@ class FlameGraph(Result):
     total: float
     unit: str
     base: float | None
+    on_device: bool
     names: tuple[str, ...]
     functions: pl.DataFrame
     lines: pl.DataFrame
@@ -119,10 +121,9 @@ def _verdict(result: FlameGraph) -> str:
     else:
         heaviest = functions.row(0, named=True)
         share = format_frac(heaviest["self_frac"])
-        sentences = [
-            f"{_called(heaviest)} has the highest self share: {share}.",
-            own_lines.unknown(functions["place"], result.names),
-        ]
+        sentences = [f"{_called(heaviest)} has the highest self share: {share}."]
+        if not result.on_device:
+            sentences.append(own_lines.unknown(functions["place"], result.names))
     if result.base is not None:
         sentences.append(_change(functions))
     return " ".join(sentences)

@@ -463,7 +463,7 @@ def _by_place(rows: pl.DataFrame) -> pl.DataFrame:
 #: What a process waits for that another recorded thread or process does.
 _FOR_OTHERS = (
     own_lines.LOADER, own_lines.BACKGROUND, own_lines.NO_FRAME, waits.THREAD, waits.PROCESS,
-    waits.QUEUE, waits.DATA, waits.ENGINE, waits.EVENTS, waits.REQUESTS, waits.SLEEPS,
+    waits.QUEUE, waits.DATA, waits.ENGINE,
 )  # fmt: skip
 
 
@@ -474,7 +474,8 @@ def _busy(lines: pl.DataFrame, *, one_process: bool) -> float:
     """
     does, started = pl.col("doing"), pl.col("started")
     of_others = lines.filter(started, does.is_null()).height > 0
-    not_main = started & ~does.is_in([waits.LOCK, waits.FILE_LOCK])
+    blocked = [waits.LOCK, waits.FILE_LOCK, waits.RANKS, own_lines.BLOCKS]
+    not_main = started & ~does.is_in(blocked)
     apart = (
         [own_lines.BACKGROUND, *[waits.THREAD, waits.QUEUE] * of_others]
         if one_process
