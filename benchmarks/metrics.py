@@ -231,7 +231,7 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
     yield Figure("code lines", code, 73_900)
-    yield Figure("files", len(files), 342)
+    yield Figure("files", len(files), 343)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 15)
     yield Figure("imports, percent of code lines", round(100 * imports / code, 1), 6.8)

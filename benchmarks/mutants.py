@@ -68,6 +68,7 @@ TESTS: dict[str, str] = {
     "findings/communication.py": "diagnosis diagnosis_measured",
     "findings/device_time.py": "diagnosis diagnosis_stragglers",
     "findings/idle.py": "diagnosis diagnosis_measured",
+    "findings/samples.py": "diagnosis diagnosis_measured",
     "findings/work.py": "diagnosis diagnosis_measured",
     "analyzers/diff/compared.py": "diff",
     "analyzers/diff/runs.py": "diff",

@@ -33,6 +33,7 @@ from traceanalyzer.findings import (
     hardware,
     heavy_kernels,
     idle,
+    samples,
     work,
 )
 from traceanalyzer.findings.device_time import (
@@ -177,7 +178,7 @@ def _of_samples(answers: Answers) -> Iterator[str]:
     """Yield what most samples wait for, and which command shows the lines of code."""
     report = answers.of(LeafPaths)
     if report is not None:
-        yield from filter(None, [work.main_wait(report)])
+        yield from filter(None, [samples.main_wait(report)])
         yield _MORE_LINES
 
 
