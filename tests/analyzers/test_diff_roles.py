@@ -145,13 +145,16 @@ def test_the_slower_role_is_first(place: int, tmp_path: Path) -> None:
     assert result.measure is not None
     if first["change_ns"] > result.measure.before / 100:
         assert f"per step: {first['role']} from" in result.verdict
+        assert " of the change" in result.verdict
 
 
 def test_one_position_of_a_layer_has_a_row(tmp_path: Path) -> None:
     slow = [*LAYER[:2], LAYER[2]._replace(kernels=((GEMM, 36),)), *LAYER[3:]]
     files = [record(tmp_path / f"{n}.json", layer) for n, layer in enumerate((LAYER, slow))]
-    _, (first, *_) = roles(files[0], files[1])
+    result, (first, *_) = roles(files[0], files[1])
     assert first["position"] == "2 of 3"
+    assert "aten::mm 64x64 (position 2 of 3) from 180 us to 216 us" in result.verdict
+    assert "100.0 % of the change" in result.verdict
     assert (first["before_n"], first["change_ns"]) == (6, 6 * 6_000)
 
 

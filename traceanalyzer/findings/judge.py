@@ -161,6 +161,7 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
         timeline=None if little else _timeline(examined, gained.findings),
         instead=_of_text_only(examined),
         little=little,
+        without=tuple(gained.without),
         input_notes=(
             *_advice(answers.problems),
             *filter(None, [examined.jobs, _inferred(answers)]),

@@ -174,6 +174,7 @@ class Diagnosis(Result):
         instead: the verdict on printed text if no input has a timeline to check.
         little: that the program ran almost no GPU work, if so.
         printed: printed text among the inputs, or None.
+        without: causes off the critical path: removing one gains nothing.
     """
 
     findings: tuple[Finding, ...]
@@ -188,6 +189,7 @@ class Diagnosis(Result):
     instead: str = ""
     little: str = ""
     printed: Printed | None = None
+    without: tuple[Finding, ...] = ()
 
     def view(self) -> View:
         """Return findings, budget, and the status of all checks."""

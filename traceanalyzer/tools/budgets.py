@@ -20,6 +20,8 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Literal, Unpack
 
@@ -30,12 +32,12 @@ from traceanalyzer.analyzers import registry
 from traceanalyzer.analyzers.base import Reading
 from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options
-from traceanalyzer.analyzers.diff.compute import DIFF
+from traceanalyzer.analyzers.diff.compute import DIFF, combine
 from traceanalyzer.analyzers.diff.result import Diff, Expected
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnreadableFile
 from traceanalyzer.files import packaged
-from traceanalyzer.findings import diagnose
+from traceanalyzer.findings import diagnose, diagnosed
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, PathLike
@@ -347,6 +349,9 @@ def _measured(value: float, unit: Unit) -> str:
     return units.format_bytes(value) if unit == "bytes" else f"{value:,.0f}"
 
 
+#: Steps are compared by their mean, which costs and gains of findings are shares of.
+_BY_MEAN = replace(DIFF, combine=partial(combine, by_mean=True))
+
 _COLUMNS = {
     "finding": pl.String, "state": pl.String, "gain_ns": pl.Int64, "gain_frac": pl.Float64,
     "before_ns": pl.Int64, "after_ns": pl.Int64, "title": pl.String,
@@ -363,10 +368,11 @@ def check_fix(
 ) -> Diff:
     """Was a fix worth it? Compare the predicted gain with the measured one.
 
-    The predicted gain is that of the findings to fix, as a share of the step (or run) before, by a
-    replay of the run or at most their cost; the measured one is the change of the measure of
-    :func:`~traceanalyzer.diff`, with its noise. Gains of several findings are added, up to the
-    whole step. Findings are compared by the name of their rule.
+    The predicted gain is that of the findings to fix, by a replay of the run or at most their cost;
+    the measured one is the change of the measure of :func:`~traceanalyzer.diff`, with its noise.
+    Both are shares of the mean step before, or of the run if steps are not compared. Gains of
+    several findings are added, up to the whole step. Findings are compared by the name of their
+    rule.
 
     Args:
         before: the run with the problem.
@@ -384,22 +390,106 @@ def check_fix(
         InputError: no file of a run can be read, or the diagnosis cannot be read.
         OptionError: ``before`` has no finding of this rule.
     """
-    saved = expected.endswith(".json")
-    found = _saved(Path(expected)) if saved else _findings(before, reading)
+    is_saved = expected.endswith(".json")
+    saved = _saved(Path(expected)) if is_saved else []
+    first = _side(before, reading)
+    found = saved if is_saved else first.findings
     known = [*dict.fromkeys(one["id"] for one in found)]
-    if not saved and expected not in known:
+    if not is_saved and expected not in known:
         findings = ", ".join(known) or "none"
         raise OptionError(f"expected: no finding {expected!r} before; findings: {findings}")
-    left = _findings(after, reading)
-    result: Diff = run(DIFF, after, Options(min_change=min_change, before=before), **reading)
-    rows = _rows(found, left)
+    left = _side(after, reading)
+    result: Diff = run(_BY_MEAN, after, Options(min_change=min_change, before=before), **reading)
+    rows = _rows(replace(first, findings=found), left)
     smaller = (pl.col("state") == "gone") | (2 * pl.col("after_ns") < pl.col("before_ns"))
     fixed = rows.filter(smaller)["finding"].to_list() or known[:1]
-    return replace(result, expected=Expected(tuple(fixed if saved else [expected]), rows))
+    gains = [one for one in found if one["id"] in (fixed if is_saved else [expected])]
+    return replace(result, expected=_compared(gains, rows, result))
 
 
-def _findings(inputs: Inputs, reading: Reading) -> list[dict[str, Any]]:
-    return [one.to_dict() for one in diagnose(inputs, **reading).findings]
+@dataclass(frozen=True)
+class _Side:
+    """The diagnosis of one run.
+
+    Attributes:
+        findings: its findings.
+        small: findings of all sizes, also those below the limits of their rules, effects, and
+            causes off the critical path.
+        skipped: rules that could not be checked.
+    """
+
+    findings: Sequence[Mapping[str, Any]]
+    small: Sequence[Mapping[str, Any]]
+    skipped: frozenset[str]
+
+
+def _side(inputs: Inputs, reading: Reading) -> _Side:
+    from traceanalyzer.findings.judge import RULES, judge
+
+    diagnosis, examined = diagnosed(inputs, **reading)
+    limitless = tuple(replace(rule, levels=dict.fromkeys(rule.levels, 0.0)) for rule in RULES)
+    every = judge(examined, limitless)
+    small = [one for root in every.findings for one in (root, *root.effects)]
+    return _Side(
+        [one.to_dict() for one in diagnosis.findings],
+        [one.to_dict() for one in (*small, *every.without)],
+        frozenset(diagnosis.rules.filter(status="skipped")["rule"]),
+    )
+
+
+def _compared(gains: Sequence[Mapping[str, Any]], rows: pl.DataFrame, result: Diff) -> Expected:
+    """Return the predicted and the measured gain as shares of the same time.
+
+    The gain of a replay may be one of the steps after the first, or of those without the profiler;
+    the share is one of the recorded steps.
+    """
+    measure, means, later = result.measure, _mean_steps(result), False
+    step_ns = [one["gain_ns"] / one["gain_frac"] for one in gains if _is_of_steps(one)]
+    if means and step_ns:
+        every, others = means["before"]
+        later = abs(others - every) > _ALIKE_FRAC * every and all(
+            abs(ns - others) < abs(ns - every) for ns in step_ns
+        )
+    shares = [
+        one["gain_ns"] / means["before"][later] if means and _is_of_steps(one) else one["gain_frac"]
+        for one in gains
+        if one.get("gain_frac") is not None
+    ]
+    measured = None
+    if measure is not None and measure.unit == "ns" and measure.change_frac is not None:
+        measured = 0.0 - measure.change_frac
+        if later:
+            measured = 1 - means["after"][later] / means["before"][later]
+    return Expected(
+        fixed=tuple(dict.fromkeys(one["id"] for one in gains)),
+        findings=rows,
+        gain_frac=min(sum(shares), 1.0) if shares else None,
+        measured_frac=measured,
+        of="time" if not means else f"mean step{' after the first' * later}",
+    )
+
+
+#: Mean steps that differ by less are one basis.
+_ALIKE_FRAC = 0.01
+
+
+def _is_of_steps(one: Mapping[str, Any]) -> bool:
+    """Whether the gain of a finding is a time per step."""
+    known = one.get("gain_ns") is not None and bool(one.get("gain_frac"))
+    return known and str(one.get("per", "")).startswith("step")
+
+
+def _mean_steps(result: Diff) -> dict[str, tuple[float, float]]:
+    """Return the mean of all compared steps and of those after the first, by run."""
+    if result.measure is None or not result.measure.in_steps:
+        return {}
+    kept = result.steps.filter(~pl.col("warm_up")).group_by("run", "number")
+    times = kept.agg(pl.col("duration_ns").mean()).sort("number")
+    means = {}
+    for run_name in ("before", "after"):
+        each = times.filter(run=run_name)["duration_ns"].to_numpy()
+        means[run_name] = (float(each.mean()), float(each[each.size > 1 :].mean()))
+    return means
 
 
 def _saved(path: Path) -> list[dict[str, Any]]:
@@ -417,23 +507,39 @@ def _saved(path: Path) -> list[dict[str, Any]]:
     return known
 
 
-def _rows(found: Sequence[Mapping[str, Any]], left: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
+def _rows(first: _Side, left: _Side) -> pl.DataFrame:
     """Return one row per rule: finding, state, gain_ns, gain_frac, before_ns, after_ns, title."""
     rows = []
-    for name in dict.fromkeys(one["id"] for one in (*found, *left)):
-        before, after = ([one for one in side if one["id"] == name] for side in (found, left))
+    for name in dict.fromkeys(one["id"] for one in (*first.findings, *left.findings)):
+        before, after = (_of_rule(side.findings, name) for side in (first, left))
+        small = [_of_rule(side.small, name) for side in (first, left)]
+        costs = [
+            _sum(one or less, "cost_ns") for one, less in zip((before, after), small, strict=True)
+        ]
+        if before and (after or 2 * (costs[1] or 0) >= (costs[0] or inf)):
+            state = "remains"
+        elif name in (left if before else first).skipped:
+            state = "not checked"
+        elif before:
+            state = "gone"
+        else:
+            state = "present" if small[0] else "new"
         rows.append(
             {
                 "finding": str(name),
-                "state": "remains" if before and after else "gone" if before else "new",
+                "state": state,
                 "gain_ns": _sum(before, "gain_ns"),
                 "gain_frac": _sum(before, "gain_frac"),
-                "before_ns": _sum(before, "cost_ns"),
-                "after_ns": _sum(after, "cost_ns"),
+                "before_ns": costs[0],
+                "after_ns": costs[1],
                 "title": str((after or before)[0].get("title", "")),
             }
         )
     return pl.DataFrame(rows, schema=_COLUMNS)
+
+
+def _of_rule(findings: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:
+    return [one for one in findings if one["id"] == name]
 
 
 def _sum(findings: Sequence[Mapping[str, Any]], name: str) -> Any:

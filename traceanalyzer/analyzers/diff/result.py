@@ -36,18 +36,20 @@ class Expected:
 
     Attributes:
         fixed: rules of the findings whose gain is predicted.
-        findings: one row per rule: finding, state (gone, remains, new), gain_ns and gain_frac
-            (predicted, of the step or run; null if unknown), before_ns and after_ns (costs), title.
+        findings: one row per rule: finding, state (gone, remains, new, present: before it was no
+            finding of its own, not checked: a run lacks the data), gain_ns and gain_frac (predicted
+            by the diagnosis; null if unknown), before_ns and after_ns (costs, also of what is no
+            finding), title.
+        gain_frac: the predicted gain, at most 1; None if unknown.
+        measured_frac: the measured gain; None if the runs cannot be compared.
+        of: what both are shares of: ``mean step``, ``mean step after the first``, or ``time``.
     """
 
     fixed: tuple[str, ...]
     findings: pl.DataFrame
-
-    @property
-    def gain_frac(self) -> float | None:
-        """The predicted gain as a share of the value before, at most 1; None if unknown."""
-        gains = self.findings.filter(pl.col("finding").is_in(self.fixed))["gain_frac"].drop_nulls()
-        return min(float(gains.sum()), 1.0) if gains.len() else None
+    gain_frac: float | None
+    measured_frac: float | None
+    of: str
 
     def named(self, state: str) -> list[str]:
         """Return the rules of the findings in a state, with both costs if they remain."""
@@ -62,11 +64,10 @@ class Expected:
     def verdict(self, measure: Measure | None) -> str:
         """Compare the predicted with the measured gain, and name what is gone and new."""
         fixed, gain = listed(self.fixed) or "no finding", self.gain_frac
-        predicted = "unknown" if gain is None else format_frac(gain)
-        change = measure.change_frac if measure is not None and measure.unit == "ns" else None
-        text = f"Gain of fixing {fixed}: predicted {predicted} of the time"
-        if change is not None and measure is not None:
-            measured, noise = 0.0 - change, measure.noise_frac
+        predicted, measured = "unknown" if gain is None else format_frac(gain), self.measured_frac
+        text = f"Gain of fixing {fixed}: predicted {predicted} of the {self.of} before"
+        if measured is not None and measure is not None:
+            noise = measure.noise_frac
             spread, done = "", measured / gain if gain and measured > 0 else None
             if noise is not None and abs(measured) <= noise:
                 spread, done = f" (within the noise, {format_frac(noise)})", None
@@ -76,10 +77,17 @@ class Expected:
             text += f", measured {format_frac(measured)}{spread}{part}"
         states = [
             f"{label}: {listed(names)}."
-            for state, label in (("gone", "Gone"), ("remains", "Remaining"), ("new", "New"))
+            for state, label in _FOUND.items()
             if (names := self.named(state))
         ]
         return " ".join((f"{text}.", *states))
+
+
+#: Names of the states of findings.
+_FOUND = {
+    "gone": "Gone", "remains": "Remaining", "new": "New",
+    "present": "No finding of its own before", "not checked": "Not checked in both runs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -191,6 +199,7 @@ class Diff(Result):
         values["measure"] = values.pop("name")
         if self.expected is not None:
             values["expected_gain_frac"] = self.expected.gain_frac
+            values["measured_gain_frac"] = self.expected.measured_frac
         if self.memory is not None:
             values["peak_before_bytes"] = self.memory.base_bytes
             values["peak_after_bytes"] = self.memory.peak_bytes
@@ -211,8 +220,9 @@ _ATTENTION = (
 #: Least number of single launches that a launch of a graph is in place of.
 _GRAPH_KERNELS = 3
 
-#: Least change of a named kernel, as a fraction of a step.
-_KERNEL_FRAC = 0.01
+#: Least change of a named kernel, as a fraction of a step, and the share of the whole change above
+#: which it is given.
+_KERNEL_FRAC, _MOST_FRAC = 0.01, 0.5
 
 #: Kernels of all kinds changed by one factor: how near their ratios and counts are to it, the share
 #: of time and number of families that are, the most that one kernel takes, and factors of clocks.
@@ -381,6 +391,8 @@ def _means(result: Diff, measure: Measure) -> str:
         if uneven := [f"the run {name}" for name, times in names if runs.alternates(times)]:
             where = f"Every second step is slow in {listed(uneven)}"
             return f"{where}: the median is uncertain {numbers}."
+        if result.expected is not None:  # judged by the mean whatever the median does
+            return ""
         more = " significantly" * (abs(after - before) >= runs.MEAN_FRAC * before)
         return (
             f"The median did not change{more} {numbers}: one step in a few is slow in the run "
@@ -436,8 +448,17 @@ def _kernels(result: Diff, measure: Measure) -> str:
         by = _by(row)
         first, *more = (row["kernel"] or "").split(", ")
         of = row[name] if row.get("operator") or by else first + " and others" * bool(more)
-        named.append(_changed(row, of or "(no name)") + by)
+        named.append(_changed(row, of or "(no name)") + by + _most(result, measure, row))
     return f"Largest kernel changes{step}: {'; '.join(named)}."
+
+
+def _most(result: Diff, measure: Measure, row: Mapping[str, Any]) -> str:
+    """Return the share of a role that explains more than half of the change; otherwise nothing."""
+    if result.parts is None or measure.outcome not in ("regression", "improvement"):
+        return ""
+    whole = int(result.parts["change_ns"].sum())
+    share = row["change_ns"] / whole if whole else 0.0
+    return f", {format_frac(share)} of the change" if share > _MOST_FRAC else ""
 
 
 def _all_kernels(result: Diff) -> str:
@@ -598,10 +619,8 @@ def _notes(result: Diff) -> Iterator[str]:
         f"A change is significant if it is above {format_frac(measure.least)} (--min-change) and "
         f"above the noise ({runs.ERRORS} standard errors of the difference)."
     )
-    if result.expected is not None and result.expected.named("new"):
-        yield (
-            "A finding can be new because the step is shorter: its cost is a larger share of it."
-        )
+    if result.expected is not None and result.expected.named("present"):
+        yield "The limits of findings are shares of the step: of a shorter step, less is a finding."
     if result.roles is not None and (result.paired_frac or 0) < 1:
         yield (
             f"{format_frac(result.paired_frac or 0)} of the device time is in kernels with the "
