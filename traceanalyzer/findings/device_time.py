@@ -69,7 +69,8 @@ _LENGTH = pl.col("end") - pl.col("start")
 
 #: Columns of losses: place and time, cause, rank of the cause (null if unknown), whether it is wait
 #: time for that rank, whether that is by the schedule of a pipeline, and the time within steps (if
-#: none are marked: all).
+#: none are marked: all); ``on_host_ns``: the part of that in collectives of the host, in which the
+#: device is idle.
 _LOSS: dict[str, pl.DataType | type[pl.DataType]] = {
     "path": pl.String,
     "rank": pl.Int32,
@@ -82,6 +83,7 @@ _LOSS: dict[str, pl.DataType | type[pl.DataType]] = {
     "collective": pl.String,
     "scheduled": pl.Boolean,
     "lost_ns": pl.Int64,
+    "on_host_ns": pl.Int64,
 }
 
 
@@ -93,7 +95,8 @@ class DeviceTime(Basis):
         losses: one row per interval: path, rank, device, start, end (on the clock of its file),
             cause, ``root_rank`` (rank of the cause, null if unknown), waited (whether it is wait
             time for that rank), collective, ``scheduled`` (whether a pipeline has the collective),
-            ``lost_ns`` (within steps, if marked), step.
+            ``lost_ns`` (within steps, if marked), ``on_host_ns`` (of it, in collectives of the
+            host), step.
         windows: the whole time: path, rank, device, start, end and step (null if no steps are
             marked: the span of each device).
         outside: cause, ``idle_ns``: idle time of all devices before, between and after steps.
@@ -365,11 +368,15 @@ def with_bubble(time: DeviceTime, pipeline: Pipeline) -> DeviceTime:
     before = pl.col("lost_ns").cum_sum().over(keys) - pl.col("lost_ns")
     bubble = (pl.col("limit").fill_null(0) - before).clip(0, pl.col("lost_ns")).cast(pl.Int64)
     parts = by_step.with_columns(bubble=bubble).with_columns(cut=pl.col("start") + bubble)
+    of_host = pl.min_horizontal("on_host_ns", "bubble")
     first = parts.with_columns(
         end=pl.min_horizontal("cut", "end"), lost_ns="bubble", cause=pl.lit(BUBBLE, CAUSE),
-        root_rank=pl.lit(None, pl.Int32),
+        root_rank=pl.lit(None, pl.Int32), on_host_ns=of_host,
     )  # fmt: skip
-    rest = parts.with_columns(start="cut", lost_ns=pl.col("lost_ns") - pl.col("bubble"))
+    rest = parts.with_columns(
+        start="cut", lost_ns=pl.col("lost_ns") - pl.col("bubble"),
+        on_host_ns=pl.col("on_host_ns") - of_host,
+    )  # fmt: skip
     names = time.losses.columns
     losses = pl.concat([others, *(part.select(names) for part in (first, rest))])
     return replace(time, losses=losses.filter(pl.col("lost_ns") > 0).sort(*DEVICE, "start", "end"))
@@ -492,13 +499,14 @@ def _communication(
     """Yield exposed communication as losses, each moment once: of each cause, then the rest."""
     communicating = lost.filter(pl.col("cause").is_in(_COMMUNICATING))
     rest = intervals.intersect(communicating, windows, DEVICE)
+    on_host = intervals.intersect(lost.filter(pl.col("cause") == causes.PEER), windows, DEVICE)
     for claim in () if comm is None else _claims(lost, comm, rest, windows, training):
         if claim.is_empty():
             continue
         once = _disjoint(claim)
-        yield _shaped(intervals.overlap_with(once, rest, DEVICE).rename({"overlap": "lost_ns"}))
-        rest = intervals.subtract(rest, once, DEVICE)
-    on_host = intervals.intersect(rest, lost.filter(pl.col("cause") == causes.PEER), DEVICE)
+        lost_ns, on_host_ns = intervals.overlaps(once, [rest, on_host], DEVICE)
+        yield _shaped(once.with_columns(lost_ns=lost_ns, on_host_ns=on_host_ns))
+        rest, on_host = (intervals.subtract(rows, once, DEVICE) for rows in (rest, on_host))
     rests = {EXPOSED: intervals.subtract(rest, on_host, DEVICE), causes.PEER: on_host}
     for cause, rows in rests.items():
         yield _shaped(rows.with_columns(cause=pl.lit(cause), lost_ns=_LENGTH))

@@ -641,7 +641,10 @@ def of_ranks(time: DeviceTime, cause: str, ranks: Sequence[int]) -> Iterator[str
         name, _, waiting = by.sort("lost_ns", "collective", descending=[True, False]).row(0)
         others = f"{waiting:,} {'other ' * one}rank{'s wait' if waiting > 1 else ' waits'}"
         whom = "it" if one else "them"
-        parts.append(f"{others} {format_ns(waited)} for {whom}, mostly in {name}")
+        # comm-outliers counts all wait time
+        within = " within steps" if time.in_steps else " between their first and last GPU work"
+        within *= time.in_steps or waits["on_host_ns"].sum() > 0
+        parts.append(f"{others} {format_ns(waited)} for {whom}{within}, mostly in {name}")
     yield f"{'; '.join(parts)}."
     passed = [f"the other ranks wait {format_ns(passed_on)} for them"] * (passed_on > 0)
     if elsewhere:

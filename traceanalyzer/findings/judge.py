@@ -1,6 +1,7 @@
 """All rules with their thresholds, applied to the results, and the time budget of the devices."""
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import get_args
@@ -50,10 +51,12 @@ from traceanalyzer.findings.program import described, peak_memory
 from traceanalyzer.findings.result import (
     BUSY,
     DIFFERENT_JOBS,
+    EXPOSED_COMMUNICATION,
     EXPOSED_COPIES,
     FAILED,
     IDLE,
     OF_BUSY,
+    OTHER,
     PASSED,
     SKIPPED,
     WAIT,
@@ -560,44 +563,66 @@ _LEAST = 0.001
 
 _TOP_KERNELS = 5
 
+#: Causes of exposed communication without wait time.
+_TRANSFERS = (REPEATED, SLOW, OUTLIER, LINK, EXPOSED)
+
+
+def _sums(time: DeviceTime) -> Counter[tuple[str, str]]:
+    """Return the lost time by part and name: ``WAIT``, transfers, or a cause of idle time.
+
+    A device runs communication, or it is idle while its host is in a collective.
+    """
+    cause, on_host = pl.col("cause").cast(pl.String), pl.col("on_host_ns")
+    in_collective = on_host.is_not_null() | (cause == EXPOSED)
+    of_copies = pl.when(cause == COPIES).then(pl.lit(EXPOSED_COPIES)).otherwise(pl.lit(IDLE))
+    part = pl.when(in_collective).then(pl.lit(EXPOSED_COMMUNICATION)).otherwise(of_copies)
+    is_transfer, name = cause.is_in(_TRANSFERS), pl.when("waited").then(pl.lit(WAIT))
+    of_host = name.when(is_transfer).then(pl.lit(causes.PEER)).otherwise(cause)
+    of_device = name.when(is_transfer).then(pl.lit(EXPOSED)).otherwise(cause)
+    rows = time.losses.group_by(part=part, of_device=of_device, of_host=of_host).agg(
+        pl.col("lost_ns", "on_host_ns").sum()
+    )
+    sums: Counter[tuple[str, str]] = Counter()
+    for kind, device, host, lost, in_host in rows.iter_rows():
+        sums[kind, device] += lost - in_host
+        sums[IDLE, host] += in_host
+    return +sums
+
 
 def budget(answers: Answers) -> pl.DataFrame:
     """Return the time budget of all devices.
 
     Returns:
         part, name, each_ns (mean per step and device, or per device), time_frac (of the time).
-        The parts ``busy``, ``exposed communication`` (``communication`` without GPUs),
-        ``exposed copies`` and ``idle`` add up to the time; ``of busy`` rows are parts of the busy
-        time: overlapped communication, and the longest kernels.
+        The parts ``busy``, ``exposed communication``, ``exposed copies`` and ``idle`` add up to the
+        time; ``of busy`` rows are parts of the busy time: overlapped communication, and the longest
+        kernels. A device is idle while its host is in a collective.
     """
     time = answers.time
     if not time.whole_ns:
         return pl.DataFrame(schema=_BUDGET_TYPES)
-    lost = time.losses.group_by("cause", "waited").agg(pl.col("lost_ns").sum())
-    sums = {(cause, waited): int(ns) for cause, waited, ns in lost.iter_rows()}
-    waits = sum(ns for (_, waited), ns in sums.items() if waited)
-    transferring = (REPEATED, SLOW, OUTLIER, LINK, EXPOSED)
-    transfers = sum(sums.get((cause, False), 0) for cause in transferring)
-    idle = {cause: sums.get((cause, False), 0) for cause in causes.CAUSES}
-    copies = sums.get((COPIES, False), 0)
+    sums = _sums(time)
+    idle = {name: ns for (part, name), ns in sums.items() if part == IDLE}
+    copies = sums[EXPOSED_COPIES, COPIES]
     work = "operators" if time.on_host else "compute"
-    rows = [(BUSY, work, time.whole_ns - waits - transfers - copies - sum(idle.values()))]
+    rows = [(BUSY, work, time.whole_ns - sums.total())]
     overlap, kernels, comm = answers.of(Overlap), answers.of(Kernels), answers.of(CommOutliers)
-    if waits:
-        rows.append((time.exposed, WAIT, waits))
-    if transfers:
-        name = comm.transfer_name if comm is not None else "transfer"
-        rows.append((time.exposed, name, transfers))
+    names = causes.NAMES if (idle_time := answers.of(GpuIdle)) is None else idle_time.names
+    names = names | {causes.PEER: causes.IN_COLLECTIVES, WAIT: WAIT}
+    names |= {EXPOSED: "transfer" if comm is None else comm.transfer_name}
+    exposed = {name: sums[EXPOSED_COMMUNICATION, name] for name in names}
+    of_exposed = sorted(exposed.items(), key=lambda item: (item[0] != WAIT, -item[1]))
+    rows += [(EXPOSED_COMMUNICATION, names[name], ns) for name, ns in of_exposed if ns]
     if overlap is not None and overlap.sums["communication_ns"]:
         overlapped, span = (overlap.sums[n] for n in ("overlapped_communication_ns", "span_ns"))
         ns = round(overlapped * time.whole_ns / span)
         rows.append((OF_BUSY, "overlapped communication", ns))
     least = _LEAST * time.whole_ns
     rows += [(EXPOSED_COPIES, "copies and memsets", copies)] * (copies >= max(least, 1))
-    of_cause = sorted(idle.items(), key=lambda item: -item[1])
-    names = causes.NAMES if (idle_time := answers.of(GpuIdle)) is None else idle_time.names
-    names = names | {causes.PEER: causes.IN_COLLECTIVES}
+    of_cause = sorted(idle.items(), key=lambda item: (-item[1], item[0]))
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
+    few = sum(ns for ns in idle.values() if ns < least)
+    rows += [(IDLE, OTHER, few)] * (few >= max(least, 1))
     if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         of_steps = longest_first(in_steps(kernels, time), compute["kernel"], "busy_ns")

@@ -45,12 +45,12 @@ _FINDINGS = {one.name: _TYPES.get(one.name, pl.String) for one in fields(Finding
 
 #: Parts of the budget, and the name of wait time.
 BUSY, OF_BUSY, EXPOSED_COPIES, IDLE = "busy", "of busy", "exposed copies", "idle"
-WAIT = "wait time for other ranks"
-#: Idle time of main threads in collectives, without that wait time.
+EXPOSED_COMMUNICATION = "exposed communication"
+WAIT, OTHER = "wait time for other ranks", "other causes"
 
 #: State of a timeline of each cause of idle time, by the name of the row of the budget.
 _IDLE_STATES = {name: OF_CAUSE.get(cause, "idle") for cause, name in causes.NAMES.items()}
-_IDLE_STATES[causes.IN_COLLECTIVES] = OF_CAUSE[causes.PEER]
+_IDLE_STATES |= {causes.IN_COLLECTIVES: OF_CAUSE[causes.PEER], WAIT: "waiting", OTHER: "idle"}
 #: Causes of idle time with a smaller share are one part of the bar: idle: other.
 _LEAST_NAMED = 0.01
 
@@ -256,8 +256,9 @@ class Diagnosis(Result):
                 BudgetPart(state, name if state == "transfer" else labels[state], ns, frac)
             )
         large = rows.filter(is_idle & is_large).sort("each_ns", descending=True)
+        waiting = {WAIT: NAMES["waiting"]}
         parts += [
-            BudgetPart(_IDLE_STATES.get(name, "host"), idle_name(name), ns, frac)
+            BudgetPart(_IDLE_STATES.get(name, "host"), idle_name(waiting.get(name, name)), ns, frac)
             for _, name, ns, frac in large.iter_rows()
         ]
         order = list(NAMES)

@@ -21,7 +21,7 @@ from traceanalyzer.analyzers.timeline.result import Timeline
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.drawings import Fact, Section, Table
 from traceanalyzer.findings.judge import judge, with_thresholds
-from traceanalyzer.findings.result import BUSY, EXPOSED_COPIES, IDLE, OF_BUSY, WAIT, Diagnosis
+from traceanalyzer.findings.result import EXPOSED_COMMUNICATION, IDLE, WAIT, Diagnosis
 from traceanalyzer.findings.rule import Rule
 from traceanalyzer.result import Report, Result
 from traceanalyzer.run.loop import examine, guarded
@@ -168,12 +168,17 @@ def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterato
         yield fact("idle_frac", label, pl.col("part") == IDLE)
         loading = causes.NAMES[causes.DATALOADING]
         yield fact("dataloading_frac", loading, pl.col("name") == loading)
-    communication = rows.filter(~pl.col("part").is_in((BUSY, OF_BUSY, EXPOSED_COPIES, IDLE)))
-    for exposed in communication["part"].unique():
-        yield fact("exposed_frac", exposed, pl.col("part") == exposed)
-        compared = results.get("comm_outliers")
-        if compared is not None and compared.totals.n_matched:
-            yield fact("wait_frac", WAIT, pl.col("name") == WAIT)
+    on_host = pl.col("name").is_in((WAIT, causes.IN_COLLECTIVES))
+    communication = {
+        EXPOSED_COMMUNICATION: pl.col("part") == EXPOSED_COMMUNICATION,
+        f"{causes.IN_COLLECTIVES} on the host": (pl.col("part") == IDLE) & on_host,
+    }
+    of_parts = {name: of for name, of in communication.items() if rows.filter(of).height}
+    for name, of in of_parts.items():
+        yield fact("exposed_frac", name, of)
+    compared = results.get("comm_outliers")
+    if of_parts and compared is not None and compared.totals.n_matched:
+        yield fact("wait_frac", WAIT, pl.col("name") == WAIT)
 
 
 def _filled(result: Any) -> Iterator[Fact]:

@@ -53,6 +53,7 @@ _STATE_OF = {
 #: Names of states of main threads, as in a diagnosis.
 _OF_THREADS = {
     "compute": "busy", "transfer": "idle: in collectives", "host": "code outside operators",
+    "waiting": "idle: waiting for another rank",
 }  # fmt: skip
 _NO_CLOCK = (
     "The ranks have no common clock (no absolute times, or recordings of different times): each "

@@ -77,11 +77,7 @@ def summary(
         names={
             **NAMES,
             "compute": "busy",
-            "transfer": idle_name(causes.IN_COLLECTIVES)
-            if causes.EXPOSED not in idle.lost["cause"]
-            else "communication, wait included"
-            if compared is None
-            else compared.transfer_name,
+            **_communication(idle, compared),
             **_names_of_causes(lost, idle.names),
         },
         steps=_placed(placed, idle.steps).select("lane", "step", "start", "end"),
@@ -90,6 +86,15 @@ def summary(
         marks=marks,
         left_out=left_out,
     )
+
+
+def _communication(idle: GpuIdle, compared: CommOutliers | None) -> dict[str, str]:
+    """Return the names of the states of collectives; of those on the host, the device is idle."""
+    if idle.lost is None or causes.EXPOSED not in idle.lost["cause"]:
+        waiting = idle_name(NAMES["waiting"])
+        return {"transfer": idle_name(causes.IN_COLLECTIVES), "waiting": waiting}
+    included = "communication, wait included"
+    return {"transfer": included if compared is None else compared.transfer_name}
 
 
 def _shifts(units: pl.DataFrame, compared: CommOutliers | None) -> pl.DataFrame | None:
