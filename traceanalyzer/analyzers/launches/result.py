@@ -379,7 +379,8 @@ def _bound(result: Launches, device: Mapping[str, Any]) -> str:
     cure = _unsynchronised(result) if synchronised >= _MOST else _faster(result)
     return (
         f"{'Launch-bound' if much else 'Partly launch-bound'}: {_device_label(result, device)} "
-        f"waits {_each(result, device)} for the host's next launch{place}{after}. "
+        f"waits {_each(result, device)} for the host's next launch in launch-bound stretches"
+        f"{place}{after}. "
         f"It repeatedly runs out of work{_in_steps(result, device)}. "
         f"Try: {cure}: saves up to that wait."
         f"{_others(result)}{_other_idleness(result, device)}"
@@ -457,7 +458,7 @@ def _not_bound(result: Launches, device: Mapping[str, Any]) -> str:
     waits = device["waiting_frac"] or 0
     waiting = (
         f"{_device_label(result, device)} waits for the host's next launch for "
-        f"{format_frac(waits)} of {result.of}"
+        f"{format_frac(waits)} of {result.of} in launch-bound stretches"
         if waits
         else "no device repeatedly runs out of work because of launches"
     )
