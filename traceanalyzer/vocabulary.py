@@ -17,6 +17,8 @@ TRUNCATED = "the file is truncated"
 
 #: Code of the issue for missing GPU work although its recording was requested.
 NO_GPU_WORK = "no-gpu-work"
+#: Kind of the ranges of Kineto's range profiler, which have counters of kernels in place of times.
+RANGE = "cuda_profiler_range"
 
 #: Codes of issues about the whole recording, see :mod:`traceanalyzer.analyzers.common.soundness`.
 IMPOSSIBLE_TIMES = "impossible-times"

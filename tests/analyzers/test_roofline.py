@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -231,6 +232,65 @@ def test_operators_of_a_trace_are_those_of_efficiency() -> None:
     assert row["roof_frac"] == other["roof_frac"]
     roofs = {row["name"]: row["value"] for row in result.roofs.iter_rows(named=True)}
     assert (roofs["bf16"], roofs["HBM"]) == (pytest.approx(989.5e12), pytest.approx(3.35e12))
+
+
+def ranges(path: Path, *, timed: bool = True) -> Path:
+    """Write a recording of Kineto's range profiler: calls, and counters of kernels on 2 GPUs."""
+    events: list[dict[str, object]] = []
+    for gpu in (0, 1):
+        for number, name in enumerate(("gemm", "add", "gemm")):
+            begin = 1000 * gpu + 100 * number
+            events.append(
+                {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9, "tid": 9,
+                 "ts": begin, "dur": 5, "args": {"correlation": begin}}
+            )  # fmt: skip
+            metrics = {
+                "dram__bytes_read.sum": 3e6 * (number + 1), "dram__bytes_write.sum": 1e6,
+                **{f"smsp__sass_thread_inst_executed_op_{op}_pred_on.sum": 5e6
+                   for op in ("fadd", "fmul", "ffma")},
+            }  # fmt: skip
+            if timed:
+                metrics["gpu__time_duration.sum"] = 20_000
+            events.append(
+                {"ph": "X", "cat": "cuda_profiler_range", "name": name, "pid": gpu, "tid": 0,
+                 "ts": begin, "dur": 100, "args": metrics}
+            )  # fmt: skip
+    gpus = [{"id": gpu, "name": "NVIDIA A100-SXM4-40GB"} for gpu in (0, 1)]
+    path.write_text(
+        json.dumps({"schemaVersion": 1, "deviceProperties": gpus, "traceEvents": events})
+    )
+    return path
+
+
+def test_counters_of_kineto_are_those_of_launches(tmp_path: Path) -> None:
+    """The times of the events are equal parts of the recording: only the metric is a time."""
+    result = ta.roofline(ranges(tmp_path / "trace.json"))
+    rows = {row["kernel"]: row for row in result.kernels.to_dicts()}
+    assert result.launches == 6
+    assert {name: (row["launches"], row["time_ns"]) for name, row in rows.items()} == {
+        "gemm": (4, 80_000), "add": (2, 40_000),
+    }  # fmt: skip
+    assert rows["gemm"]["work_tflops"] == pytest.approx(4 * 5e6 / 20e-6 / 1e12)
+    assert rows["add"]["hbm_gbps"] == pytest.approx((6e6 + 1e6) / 20e-6 / 1e9)
+    assert rows["gemm"]["hbm_gbps"] == pytest.approx((6e6 + 1e6) / 20e-6 / 1e9)
+    by_launch = ta.roofline(ranges(tmp_path / "trace.json"), by="launch").kernels
+    assert by_launch.height == 6
+
+
+def test_counters_without_a_time_have_no_speed(tmp_path: Path) -> None:
+    result = ta.roofline(ranges(tmp_path / "trace.json", timed=False))
+    assert result.kernels["time_ns"].null_count() == result.kernels["hbm_gbps"].null_count() == 2
+    assert "time" in set(result.missing["missing"])
+
+
+def test_counters_are_no_kernels_with_times(tmp_path: Path) -> None:
+    path = ranges(tmp_path / "trace.json")
+    with pytest.raises(MissingData, match="profiler_metrics"):
+        ta.kernels(path)
+    (finding,) = ta.diagnose(path).findings
+    assert finding.id == "gpu-not-traced"
+    assert "profiler_metrics" in finding.advice
+    assert "WSL2" not in finding.advice
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from traceanalyzer.parsers.source import Source
 from traceanalyzer.parsers.tables import spilled, unload
 from traceanalyzer.trace import Meta, PathLike, Trace
 from traceanalyzer.units import one_of
-from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, TABLE_KINDS
+from traceanalyzer.vocabulary import CUDA_CALLS, DEVICE_WORK, KINDS, RANGE, TABLE_KINDS
 
 _LAST = (1 << 63) - 1
 T = TypeVar("T")
@@ -162,8 +162,11 @@ def _selection(
     ranks: Iterable[int] | None = None,
 ) -> Selection:
     """Check and convert the keywords of :func:`read`."""
+    kept = None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind")
+    if kept and {*DEVICE_WORK} <= kept:
+        kept |= {RANGE}  # say why there are no kernels
     return Selection(
-        kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
+        kinds=kept,
         names=several(names),
         columns=known(columns, schema.ON_REQUEST, "column"),
         unused=frozenset(unused),

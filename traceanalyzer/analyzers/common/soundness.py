@@ -63,7 +63,8 @@ def repaired(trace: Trace, *, complete: bool = True) -> Trace:
     """
     work = _work(trace)
     if not work.height:
-        return _without_gpu_work(trace) if complete else trace
+        has_metrics = words.RANGE in trace.kinds
+        return _without_gpu_work(trace) if complete or has_metrics else trace
     wrong, whys = _impossible(trace, work)
     if wrong.any():
         kept = np.ones(trace.events.height, np.bool_)
@@ -365,9 +366,13 @@ def _without_gpu_work(trace: Trace) -> Trace:
     calls, totals = _kernel_launches(trace).height, trace.memory_totals
     allocated = "cpu_op" in trace.kinds and totals["device_type"].is_in(_ON_GPU).any()
     is_lost = is_truncated(trace) or trace.issues["code"].is_in(_UNREAD).any()
-    if not (calls or allocated) or trace.meta.no_gpu_work or is_lost:
+    has_metrics = words.RANGE in trace.kinds
+    if not (calls or allocated or has_metrics) or trace.meta.no_gpu_work or is_lost:
         return trace
-    if calls:
+    if has_metrics:
+        text = "the file has metrics of kernels in place of their times; record without "
+        text += "profiler_metrics for times, and see the metrics with traceanalyzer roofline"
+    elif calls:
         text = f"the file has {format_count(calls, 'kernel launch', 'es')}, so GPU "
         text += f"tracing was on, but no kernel; {_SYNCHRONISE}, and check that CUPTI can record "
         text += "(WSL2, driver version, another profiler)"

@@ -33,7 +33,7 @@ from traceanalyzer.analyzers.roofline.result import (
 from traceanalyzer.errors import MissingData
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, Trace
-from traceanalyzer.vocabulary import NCU_CSV, NCU_REP
+from traceanalyzer.vocabulary import NCU_CSV, NCU_REP, RANGE
 
 _TERA, _GIGA = 1e12, 1e9
 #: Levels in the order in which a tie of roofs is decided.
@@ -45,7 +45,7 @@ TENSOR = " tensor"
 #: The metrics of rooflines; operators with all their inputs, otherwise as ``efficiency``.
 NEEDS: Needs = replace(
     efficiency.NEEDS,
-    kinds={*efficiency.NEEDS.kinds, "metric"},
+    kinds={*efficiency.NEEDS.kinds, "metric", RANGE},
     metrics=SUBSTRINGS,
     inputs_of=frozenset(),
 )

@@ -387,8 +387,8 @@ def _notes(result: Roofline) -> Iterator[str]:
         yield from _notes_of_operators(result)
         return
     yield (
-        "Times are those of ncu, which replays each kernel with locked clocks and cold caches: do "
-        "not compare them with times of a run."
+        "Times are those of the profiler, which replays each kernel (ncu: with locked clocks and "
+        "cold caches): do not compare them with times of a run."
     )
     kernels, drawn = result.kernels, result.points.height > 0
     used = kernels.filter(pl.col("tensor_frac") > _TENSOR_USED)

@@ -28,6 +28,7 @@ import msgspec
 import numpy.typing as npt
 import polars as pl
 
+from traceanalyzer import schema
 from traceanalyzer.parsers.chrome_trace.columns import NEVER, Metadata
 from traceanalyzer.parsers.chrome_trace.decode import (
     ABSENT,
@@ -417,3 +418,28 @@ def _value(args: str) -> int:
 def _args(text: str) -> dict[str, Any]:
     args = msgspec.json.decode(text)
     return args if isinstance(args, dict) else {}
+
+
+def metrics_of_ranges(ranges: pl.DataFrame, substrings: Sequence[str]) -> pl.DataFrame:
+    """Return the table ``metrics`` from the ranges of Kineto's range profiler.
+
+    With ``profiler_measure_per_kernel=True`` a range is a launch and has the name of its kernel, in
+    order of launch on a GPU; otherwise it is the whole recording. Its time is a part of the
+    recording, all of one length: that of the kernel is only known if it is among the metrics.
+
+    Args:
+        ranges: events of the kind, with ``args``.
+        substrings: of the names of metrics to keep; empty for all.
+    """
+    rows = []
+    columns = ranges.select("rank", pl.coalesce("device", "pid"), "name", "args")
+    for number, (rank, device, name, args) in enumerate(columns.iter_rows()):
+        for metric, value in _args(args or "{}").items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and any(map(metric.__contains__, substrings or ("",))):
+                rows.append((number, rank, number, name, device, 1, metric, float(value)))
+    names = ("launch", "rank", "id", "kernel", "device", "launches", "metric", "value")
+    types = schema.types("metrics")
+    frame = pl.DataFrame(rows, schema={name: types[name] for name in names}, orient="row")
+    others = {name: pl.lit(None, dtype) for name, dtype in types.items() if name not in names}
+    return frame.with_columns(**others).select(list(types))

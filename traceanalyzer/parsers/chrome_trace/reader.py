@@ -28,7 +28,7 @@ from traceanalyzer.parsers.contract import Progress, Selection
 from traceanalyzer.parsers.source import Source, rank_from_name
 from traceanalyzer.schema import LAST_EPOCH_NS
 from traceanalyzer.trace import Device, Meta, Trace, is_truncated, issue_rows, sort_events
-from traceanalyzer.vocabulary import DEVICE_WORK
+from traceanalyzer.vocabulary import DEVICE_WORK, RANGE
 
 #: Issues without data loss; all others are losses.
 _NOTICES = frozenset((
@@ -113,6 +113,8 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     finally:
         text.close()
     trace = trace_of(source, reading, container.metadata, collected)
+    if selection.kinds is None or "metric" in selection.kinds:
+        trace = _with_metrics(trace, source, selection)
     if container.arrays > 1 and _is_concurrent(trace):
         raise MalformedInput(
             source.path,
@@ -122,6 +124,19 @@ def parse(source: Source, selection: Selection, progress: Progress | None) -> Tr
     if classify:
         trace = classify(trace, selection)
     return sort_events(trace) if trace.stacks.height else trace
+
+
+def _with_metrics(trace: Trace, source: Source, selection: Selection) -> Trace:
+    """Return a trace with the counters of Kineto's range profiler, which a second read gets."""
+    ranges = trace.events.filter(pl.col("kind") == RANGE)
+    if ranges.is_empty():
+        return trace
+    from traceanalyzer.parsers.chrome_trace import producers
+
+    if "args" not in ranges.columns:
+        only = Selection(kinds=frozenset({RANGE}), columns=frozenset({"args"}))
+        ranges = parse(source, only, None).events.filter(pl.col("kind") == RANGE)
+    return replace(trace, metrics=producers.metrics_of_ranges(ranges, selection.metrics))
 
 
 def _is_concurrent(trace: Trace) -> bool:
