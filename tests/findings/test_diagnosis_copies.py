@@ -78,6 +78,36 @@ def test_copies_that_wait_for_the_null_stream(
     assert ("cudaStreamNonBlocking" in one.advice) == is_found
 
 
+@pytest.mark.parametrize(("stream", "ahead", "writer", "is_late"), [
+    (14, False, "chrome-trace", True), (14, False, "nsys-sqlite", True),
+    (7, False, "chrome-trace", False), (14, True, "chrome-trace", False),
+])  # fmt: skip
+def test_copies_on_a_stream_of_their_own_that_begin_too_late(
+    stream: int, writer: str, *, ahead: bool, is_late: bool
+) -> None:
+    """Copies of 8 ms; kernels of 4 ms wait for them, or run meanwhile (copied one step ahead)."""
+    events = []
+    for n in range(6):
+        at, first = 13 * n * MS, 0 if ahead else 8 * MS
+        copy = {"kind": "gpu_memcpy", "stream": stream, "correlation": 9 * n, "bytes": 1 << 27}
+        name = NAMES["HtoD"].replace("Pageable", "Pinned")
+        events += [
+            step(n, at, 13 * MS), device(name, at + 20 * US, 8 * MS, **copy),
+            host("cuda_runtime", "cudaMemcpyAsync", at, 9 * US, correlation=9 * n),
+        ]  # fmt: skip
+        for k in range(4):
+            ids, begin = 9 * n + k + 1, at + first + k * MS + 50 * US
+            call = host("cuda_runtime", "cudaLaunchKernel", at + k * US + 10 * US, US,
+                        correlation=ids)  # fmt: skip
+            events += [call, device(GEMM, begin, MS, correlation=ids)]
+    recorded = trace(events)
+    one = finding(
+        "exposed-copies", replace(recorded, sources=(replace(recorded.meta, format=writer),))
+    )
+    check_wording(one.title, one.advice)
+    assert ("step ahead" in one.advice, "separate stream" in one.advice) == (is_late, not is_late)
+
+
 @pytest.mark.parametrize(("gbps", "pinned"), [(32, False), (8, True)])
 def test_fast_copies_of_unknown_memory_need_no_pinned_memory(gbps: int, *, pinned: bool) -> None:
     copy = {"kind": "gpu_memcpy", "bytes": 5 * MS * gbps}

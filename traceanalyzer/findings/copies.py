@@ -277,6 +277,11 @@ _OF_NULL_STREAM = (
     "The copies wait for each kernel of the default stream, and its kernels for them: create their "
     "streams with cudaStreamNonBlocking, or compile with --default-stream per-thread."
 )
+_ONE_STEP_AHEAD = (
+    "The copies have a stream of their own, but the kernels that are launched next wait for them: "
+    "launch the copy of the next batch one step ahead, before the kernels of this step, into a "
+    "second buffer"
+)
 _ON_DEVICE = (
     "Avoid device-to-device copies (clone, contiguous, cat, changes of layout or type), or fuse "
     "them into the kernels that use the data"
@@ -314,6 +319,8 @@ def _copying(copies: pl.DataFrame, sums: Mapping[str, int], total: int, answers:
     if not large or large - {"DtoD", MEMSET}:
         texts += _keeping(answers)
         text = _overlapping(copies, large - {"DtoD", MEMSET}, pytorch=answers.program.pytorch)
+        late = large == {"HtoD"} and idle is not None and idle.program.late_copies
+        text = _ONE_STEP_AHEAD if late and not _are_pageable(copies, large) else text
         text = f"{OF_XLA[:1].upper()}{OF_XLA[1:]}" if answers.program.xla else text
         compute = int(answers.time.busy["busy_ns"].sum())
         most = f" (overlap alone gains at most the compute time, {answers.time.text(compute)})"

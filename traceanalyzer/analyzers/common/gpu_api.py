@@ -84,6 +84,7 @@ class Api:
         null_stream: whether copies on other streams are known to wait for the null stream.
         replays: whether most device work is launched by graphs.
         slow_host: whether operators that launch nothing take much longer on the host than usual.
+        late_copies: whether most copies have a stream of their own, but begin too late there.
     """
 
     hip: bool
@@ -98,6 +99,7 @@ class Api:
     null_stream: bool = False
     replays: bool = False
     slow_host: bool = False
+    late_copies: bool = False
 
     @property
     def framework(self) -> str:

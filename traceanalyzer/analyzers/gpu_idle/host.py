@@ -18,6 +18,7 @@ from traceanalyzer.analyzers.common.launching import (
     first_launches,
     is_blocking,
     is_graph_capture,
+    is_late,
     launches,
     wait_for_null_stream,
 )
@@ -314,6 +315,7 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame, slices: p
         replays=2 * launched["start"].n_unique() < launched.height
         and bool(matching(trace.names, [GRAPH_LAUNCH])),
         slow_host=len(views) >= _MANY_VIEWS and bool(are_slow) and not compiles,
+        late_copies=is_late(work, launched),
     )
 
 
