@@ -212,6 +212,59 @@ def test_without_a_wait_the_host_runs_ahead() -> None:
     assert one.gain_frac == pytest.approx(40 / 140, rel=0.03)
 
 
+def code_after_waits(kind: str, length: int, writer: str) -> Trace:
+    """Return steps of 20 kernels of 0.5 ms, each waited for and followed by 0.1 ms of host code.
+
+    Host code of this length and kind follows the last one; then 40 kernels of 0.1 ms run.
+    """
+    events: list[dict[str, Any]] = []
+    at = ids = 0
+    for number in range(STEPS):
+        begin = at
+        for _ in range(20):
+            ids += 1
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", at, 3 * US, correlation=ids),
+                device(GEMM, at + 5 * US, 500 * US, correlation=ids),
+                host("cpu_op", "aten::item", at + 8 * US, 503 * US),
+                host("cuda_runtime", "cudaMemcpyAsync", at + 9 * US, 3 * US, correlation=-ids),
+                device("Memcpy DtoH (Device -> Pinned)", at + 506 * US, US, kind="gpu_memcpy",
+                       bytes=4, correlation=-ids),
+                host("cuda_runtime", "cudaStreamSynchronize", at + 13 * US, 497 * US),
+            ]  # fmt: skip
+            at += 610 * US
+        name = {"python_function": "reward.py(22): compute_score"}.get(kind, LOADER)
+        events += [host(kind, name, at - 95 * US, length)]
+        at += length - 95 * US
+        for k in range(40):
+            ids += 1
+            events += [
+                host("cuda_runtime", "cudaLaunchKernel", at + 6 * k * US, 3 * US, correlation=ids),
+                device(GEMM, at + 5 * US + 100 * k * US, 100 * US, correlation=ids),
+            ]
+        at += 4100 * US
+        events += [
+            step(number, begin, at - begin),
+            host("cuda_runtime", "cudaStreamSynchronize", at - 3800 * US, 3790 * US),
+        ]
+    return trace(events, format=writer)
+
+
+@pytest.mark.parametrize(("kind", "length", "writer", "gain_us"), [
+    ("python_function", 9 * MS, "chrome-trace", 2141),
+    ("python_function", 4 * MS, "nsys-sqlite", 2141),
+    ("user_annotation", 4 * MS, "chrome-trace", 2165),
+    ("python_function", 500 * US, "chrome-trace", 2665),
+])  # fmt: skip
+def test_long_code_after_a_wait_does_not_begin_before_its_results_exist(
+    kind: str, length: int, writer: str, gain_us: int
+) -> None:
+    """Waits cost 2.1 ms per step: their removal gains that, and what short code overlaps then."""
+    one = by_id(ta.diagnose(code_after_waits(kind, length, writer)))["synchronisation"]
+    assert one.cost_ns == pytest.approx(2141 * US, rel=0.01)
+    assert one.gain_ns == pytest.approx(gain_us * US, rel=0.01)
+
+
 def slow_launches(each_us: int = 20, *, operators: bool = True, kernels: int = 40) -> Trace:
     """Return steps of kernels of 10 us; after the first ones, each waits for its launch.
 

@@ -53,6 +53,8 @@ _TAIL_NS = 1_000_000
 _SAME_FRAC = 0.9
 #: A call that begins so shortly before or after the end of a transfer may have waited for it.
 _AT_END_NS = 20_000
+#: Host code that takes longer may need the results that a call before it waits for.
+_LONG_CODE_NS = 1_000_000
 #: A copy or a transfer that takes longer on the device is not small.
 _SMALL_NS = 50_000
 #: A rank in the name of a process group, which comes from the file.
@@ -116,8 +118,9 @@ def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list
     """
     whole, (calls, work) = engine.joined(job.weights), job.timed
     if spans is not None:
-        within = intervals.overlap_with(calls, _of_programs(job, spans), ["program"])["overlap"]
-        calls = calls.with_columns(kind=pl.when(within > 0).then("kind"))
+        mine = _of_programs(job, spans)
+        within = intervals.overlap_with(calls, mine, ["program"])["overlap"] > 0
+        calls = calls.with_columns(kind=pl.when(within & ~_are_needed(calls, mine)).then("kind"))
     if change.free:
         whole = _without(change.free, whole, calls, work)
     weights = whole.of_each(job.first_call, job.first_row)
@@ -139,6 +142,22 @@ def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list
         replace(one, transfer=one.transfer / change.network, together=not change.no_wait)
         for one in weights
     ]
+
+
+def _are_needed(calls: pl.DataFrame, mine: pl.DataFrame) -> pl.Series:
+    """Mark calls before long host code of which these spans have less than half.
+
+    It may need the results that such a call waits for, and then cannot run before it.
+    """
+    of_next = pl.col("start", "code_ns").shift(-1).over("program", "thread").name.prefix("next_")
+    after = calls.with_columns(of_next).select(
+        "program",
+        start="end",
+        end=pl.max_horizontal("end", "next_start"),
+        code=pl.col("next_code_ns").fill_null(0),
+    )
+    within = intervals.overlap_with(after, mine, ["program"])["overlap"]
+    return (after["code"] > _LONG_CODE_NS) & (2 * within < after["code"])
 
 
 def _require_names(job: Job, pattern: str) -> None:

@@ -262,7 +262,8 @@ class Job:
 
         ``call`` of work is a number among all calls.
         """
-        calls = _of_all(self.programs, "calls", ["start", "end", "kind", "tail_ns", "operator"])
+        columns = ["start", "end", "thread", "kind", "code_ns", "tail_ns", "operator"]
+        calls = _of_all(self.programs, "calls", columns)
         work = _of_all(self.programs, "work", ["device", "start", "end", "work_kind", "call"])
         first = pl.Series(self.first_call)[work["program"]]
         return calls, work.with_columns(pl.col("call") + first)
