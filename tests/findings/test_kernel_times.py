@@ -160,16 +160,17 @@ def test_kernel_that_only_one_runs(key: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pointwise", "optimizer", "why"),
+    ("pointwise", "optimizer", "grid", "why"),
     [
-        (2.0, 1.0, LARGER_INPUTS),
-        (1.6, 1.0, SLOW_GPU),
-        (2.0, 2.0, SLOW_GPU),
-        (1.0, 1.0, SLOW_GPU),
+        (2.0, 1.0, None, LARGER_INPUTS),
+        (2.0, 1.0, 7, SLOW_GPU),
+        (1.6, 1.0, 7, SLOW_GPU),
+        (2.0, 2.0, 7, SLOW_GPU),
+        (1.0, 1.0, 7, SLOW_GPU),
     ],
 )
 def test_slow_gpu_slows_down_the_optimizer_too(
-    pointwise: float, optimizer: float, why: str
+    pointwise: float, optimizer: float, grid: int | None, why: str
 ) -> None:
     """Unless only the clock of the multiprocessors falls: the optimizer waits for memory."""
     calls = {"gemm": 2.0, "vectorized_elementwise_kernel<GeluCUDAKernelImpl>": pointwise,
@@ -181,10 +182,81 @@ def test_slow_gpu_slows_down_the_optimizer_too(
         for name, factor in calls.items()
     ]
     frame = pl.DataFrame(rows, schema=["step", "kernel", "n", "total_ns"], orient="row")
-    frame = frame.with_columns(max_ns=pl.col("total_ns") // 20, blocks=pl.lit(7, pl.Int64))
+    frame = frame.with_columns(max_ns=pl.col("total_ns") // 20, blocks=pl.lit(grid, pl.Int64))
     difference = compare(frame, "step", "s5", "in other steps")
     assert difference is not None
     assert difference.why == why
+
+
+def of_steps(speeds: list[float], *, some: bool = False, blocks: int = 64) -> pl.DataFrame:
+    """Return kernels with equal grids in steps of these speeds; of the optimizer, the same time.
+
+    Args:
+        speeds: how many times as long calls take on average in each step.
+        some: the longest calls are equally long in all steps.
+        blocks: of the grid.
+    """
+    usual = {"gemm": 200 * US, "vectorized_elementwise_kernel<GeluCUDAKernelImpl>": 20 * US}
+    adam = "multi_tensor_apply_kernel<FusedAdamMathFunctor<float>>"
+    rows = []
+    for number, speed in enumerate(speeds):
+        for name, us in (*usual.items(), (adam, 50 * US)):
+            each = us * (speed if name != adam else 1)
+            longest = us * max(speeds) if some and name != adam else each
+            rows.append((f"s{number}", name, 20, round(20 * each), round(longest), blocks))
+    names = ["step", "kernel", "n", "total_ns", "max_ns", "blocks"]
+    return pl.DataFrame(rows, schema=names, orient="row")
+
+
+@pytest.mark.parametrize(("speeds", "some", "why"), [
+    ([1, 1, 1, 1, 1.45, 1.46, 1.45], False, SLOW_GPU),
+    ([1.2, 1.05, 1, 1.3, 1.12, 1, 1.4], True, SLOW_GPU),
+    ([1, 1.3, 0.8, 1.15, 1, 0.9, 1.6], False, LARGER_INPUTS),
+    ([1, 1.5, 0.6, 1.2, 0.9, 2, 1.8], False, LARGER_INPUTS),
+])  # fmt: skip
+@pytest.mark.parametrize("key", ["step", "rank"])
+def test_equal_grids_are_no_larger_inputs_unless_each_step_differs(
+    key: str, speeds: list[float], why: str, *, some: bool
+) -> None:
+    """Throttled in some steps, shared with bursts of another process; padded inputs."""
+    frame, value, who = of_steps(speeds, some=some), "s6", "in other steps"
+    if key == "rank":
+        others = [of_steps([1.0] * len(speeds), some=some) for _ in range(3)]
+        longest = frame.select("step", "kernel", longest="max_ns")
+        if some:  # bursts on all ranks
+            others = [
+                one.join(longest, on=["step", "kernel"])
+                .with_columns(max_ns="longest")
+                .drop("longest")
+                for one in others
+            ]
+        ranks = [one.with_columns(rank=pl.lit(r)) for r, one in enumerate([*others, frame])]
+        frame, value, who = pl.concat(ranks), 3, "on the other ranks"
+    difference = compare(frame, key, value, who)
+    assert difference is not None
+    assert difference.why == why
+
+
+@pytest.mark.parametrize(("blocks", "missing", "why"), [
+    (4000, 0, MORE_KERNELS), (4000, 20, LARGER_INPUTS),
+])  # fmt: skip
+@pytest.mark.parametrize("key", ["rank", "step"])
+def test_one_more_kernel_is_no_larger_grid(key: str, blocks: int, missing: int, why: str) -> None:
+    """An output layer on the last rank only; or the grids of all products are larger."""
+    ranks = [of_steps([1.0] * 4) for _ in range(4)]
+    frame = pl.concat([one.with_columns(rank=pl.lit(r)) for r, one in enumerate(ranks)])
+    frame = of_steps([1.0] * 4) if key == "step" else frame
+    value = "s3" if key == "step" else 3
+    is_last = (pl.col(key) == pl.lit(value)) & (pl.col("kernel") == "gemm")
+    calls = missing or 2
+    took = {"n": calls, "total_ns": calls * 800 * US, "max_ns": 800 * US, "blocks": blocks}
+    more = frame.filter(is_last).with_columns(pl.lit(v).alias(k) for k, v in took.items())
+    left = frame.filter(~is_last) if missing else frame
+    frame = pl.concat([left, more], how="vertical_relaxed")
+    difference = compare(frame, key, value, "elsewhere")
+    assert difference is not None
+    assert difference.why == why
+    assert ("4,000 blocks" in difference.text) == (blocks == 4000 and not missing)
 
 
 def test_long_call_names_kernel_and_times() -> None:

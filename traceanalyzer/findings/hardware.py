@@ -13,6 +13,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     SLOW_GPU,
     Difference,
     compare,
+    has_levels,
 )
 from traceanalyzer.analyzers.common.step_marks import with_phases
 from traceanalyzer.analyzers.efficiency.peaks import peaks_of
@@ -74,6 +75,8 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     label = _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
     difference = compare(compared, "step", worst, f"in {label}")
     if difference is None or difference.why != SLOW_GPU:
+        return
+    if difference.by_speed and not has_levels(every["speed"]):
         return
     total, time = round(steps["over_ns"].sum()), answers.time
     alike = steps.filter(pl.col("step").is_in(slow["step"].implode())).group_by(DEVICE)

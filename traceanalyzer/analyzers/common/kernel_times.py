@@ -13,7 +13,7 @@ from traceanalyzer.analyzers.common.kernel_names import (
     GEMM,
     families_of,
 )
-from traceanalyzer.units import format_ns
+from traceanalyzer.units import format_count, format_ns
 
 #: Smaller differences are ignored.
 _APART = 0.05
@@ -91,12 +91,14 @@ class Difference:
         text: the same as a clause with numbers: ``more kernels run than ...``.
         attends: additional kernels are nearly all of attention, as with more blocks of a sequence.
         alone: the kernel that only this rank or step runs, in addition to what the others run.
+        by_speed: the GPU is known to be slow only if steps have two speeds, see :func:`has_levels`.
     """
 
     why: str
     text: str
     attends: bool = False
     alone: str = ""
+    by_speed: bool = False
 
     def advice(self, clocks: str, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice by what shows clocks, for this GPU and this method to balance the work."""
@@ -143,7 +145,10 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     if more <= longer:
         if calls := _long_calls(rows):
             return _single(kernels, rows, calls, key, value, who)
-        return _longer(rows, who, _slow_steps(kernels, key, value))
+        these = kernels if key == "step" else kernels.filter(pl.col(key) == pl.lit(value))
+        return _longer(rows, these, who, _slow_steps(kernels, key, value))
+    if (added := _added(rows, more, who)) is not None:
+        return added
     counts = _with_usual(kernels.with_columns(blocks=pl.lit(None, pl.Int64)), key, value)
     if counts.filter(n > usual_n * (1 + _APART)).is_empty():
         return Difference(LARGER_INPUTS, f"kernels have larger grids than {who} (larger inputs)")
@@ -164,6 +169,29 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     mostly = ", mostly of attention" if attends else "".join(f", mostly {name}" for name in most)
     text = f"more kernels run than {who} ({count:,} instead of {usual_count:,}{mostly})"
     return Difference(MORE_KERNELS, text, attends)
+
+
+def _added(rows: pl.DataFrame, more: float, who: str) -> Difference | None:
+    """Return the difference if a kernel with a grid of its own runs in addition to all others.
+
+    Kernels of larger inputs run in place of those that the others run. More than half of the
+    additional time is its.
+    """
+    missing = rows.select(((pl.col("usual_n") - pl.col("n")).clip(0) * pl.col("usual_mean")).sum())
+    shared = rows.filter(pl.col("usual_n") > 0)["kernel"]
+    only = rows.filter(
+        pl.col("blocks").is_not_null(), pl.col("usual_n") == 0, pl.col("total_ns") > more / 2,
+        pl.col("kernel").is_in(shared.implode()),
+    )  # fmt: skip
+    if only.is_empty() or missing.item() >= _APART * more:
+        return None
+    top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
+    calls = format_count(int(top["n"]), "more call")
+    return Difference(
+        MORE_KERNELS,
+        f"{calls} of {top['kernel']} with a grid of {top['blocks']:,} blocks "
+        f"({format_ns(top['total_ns'])}), which does not run {who}",
+    )
 
 
 def _long_calls(rows: pl.DataFrame) -> int:
@@ -226,9 +254,13 @@ def _typical(rows: pl.DataFrame) -> float:
     return float(half[0]) if half.len() else 1.0
 
 
-def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) -> Difference | None:
+def _longer(
+    rows: pl.DataFrame, kernels: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]
+) -> Difference | None:
     """Return the difference if the same kernels take longer: all or some, in all or some steps."""
     if (factor := _except_parameters(rows)) > 1 + _APART:
+        if by_gpu := _by_gpu(rows, kernels, factor, who):
+            return by_gpu
         return Difference(
             LARGER_INPUTS,
             f"all kernels but those of the optimizer take {factor:.2f} times as long as the same "
@@ -276,6 +308,51 @@ def _longer(rows: pl.DataFrame, who: str, slow_steps: tuple[int, int, float]) ->
         f"some kernels take longer than {who} (larger inputs), mostly {worst['kernel']} "
         f"({worst['mean'] / worst['usual_mean']:.2f} times as long)",
     )
+
+
+def _by_gpu(
+    rows: pl.DataFrame, kernels: pl.DataFrame, factor: float, who: str
+) -> Difference | None:
+    """Return the difference if kernels with equal grids are slower by a slow or shared GPU.
+
+    Larger inputs have other grids; with equal ones (padded inputs), they make all calls longer, by
+    another factor in each step. So either only some calls are longer, or steps have two speeds.
+
+    Args:
+        rows: what is compared.
+        kernels: those of all steps (of the rank).
+        factor: how many times as long kernels take.
+        who: phrase for the others.
+    """
+    known = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)
+    if known["blocks"].null_count():
+        return None
+    longest, usual = (known.select((pl.col("n") * pl.col(c)).sum()).item() for c in _LONGEST)
+    some = longest / usual - 1 < _LITTLE * (factor - 1)
+    of_parameters = pl.col("kernel").cast(pl.String).str.contains(_OF_PARAMETERS)
+    each = kernels.filter(~of_parameters).drop_nulls("step").group_by("step")
+    if not (some or has_levels(each.agg(pl.col("total_ns").sum())["total_ns"])):
+        return None
+    which = "some calls of all kernels" if some else "all kernels"
+    text = (
+        f"{which} but those of the optimizer take longer, {factor:.2f} times as long on average as "
+        f"the same kernels with equal grids {who} (throttled GPU, or other work on it)"
+    )
+    return Difference(SLOW_GPU, text, by_speed=not some)
+
+
+_LONGEST = ("max_ns", "usual_max")
+#: Times of one level differ by at most this share.
+_LEVEL = 0.1
+
+
+def has_levels(times: pl.Series) -> bool:
+    """Whether times of steps (or speeds) have at most two levels, as of a clock that falls."""
+    ordered = times.sort()
+    rise = ordered / ordered.shift(1)
+    at = rise.fill_null(1).arg_max() or 0
+    parts = (ordered[:at], ordered[at:])
+    return all(not one.len() or one[-1] <= (1 + _LEVEL) * one[0] for one in parts)
 
 
 def _except_parameters(rows: pl.DataFrame) -> float:
@@ -342,8 +419,8 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     """Join the kernels of one rank or step with the median of the others.
 
     Returns:
-        kernel, blocks, n, total_ns, max_ns, mean, usual_n, usual_mean, usual_ns. Missing kernels
-        count with 0 calls; a kernel that the others do not have gets the mean of this one.
+        kernel, blocks, n, total_ns, max_ns, mean, usual_n, usual_mean, usual_max, usual_ns. Missing
+        kernels count with 0 calls; a kernel that the others do not have gets the mean of this one.
     """
     same = ["kernel", "blocks"]
     # keys of several texts would be copied for each row
@@ -360,7 +437,9 @@ def _with_usual(kernels: pl.DataFrame, key: str, value: object) -> pl.DataFrame:
     # the two in the middle, if those without the kernel have 0 calls
     middle = (pl.col("n").get(n // 2, null_on_oob=True).fill_null(0) for n in (count - 1, count))
     ordered = others.sort("n", descending=True).group_by(same)
-    usual = ordered.agg(usual_n=sum(middle) / 2, usual_mean=mean.median())
+    usual = ordered.agg(
+        usual_n=sum(middle) / 2, usual_mean=mean.median(), usual_max=pl.col("max_ns").median()
+    )
     this = sums.filter(is_this).with_columns(mean=mean)
     rows = this.join(usual, on=same, how="full", coalesce=True, nulls_equal=True).with_columns(
         pl.col("n", "total_ns", "max_ns", "usual_n").fill_null(0)
