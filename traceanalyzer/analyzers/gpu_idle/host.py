@@ -307,9 +307,9 @@ def _program(trace: Trace, work: pl.DataFrame, launched: pl.DataFrame, slices: p
         uncached=soundness.is_uncached(trace),
         maps_memory=bool(matching(trace.names, [causes.MAPS_MEMORY])),
         blocking=is_blocking(work, launched),
+        # other streams of PyTorch do not wait for the null stream
         null_stream=(
-            not api.pytorch  # its other streams do not wait for the null stream
-            and not matching(trace.names, [vocabulary.STREAM_WAIT])
+            not (api.pytorch or matching(trace.names, [vocabulary.STREAM_WAIT]))
             and wait_for_null_stream(work, launched)
         ),
         replays=2 * launched["start"].n_unique() < launched.height
