@@ -411,9 +411,8 @@ def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     names_it = cause == causes.HOST_CODE and bool(re.search(reads, f"{one.place} {one.called}"))
     names_it |= cause == causes.DATALOADING and 2 * answers.free_of_loader < 1  # it is the limit
     call, _ = _waits_before(answers, cause) if cause in _OF_HOST and not names_it else ("", 0.0)
-    unless = "Or" if cause == causes.DATALOADING else "Or, if it needs no results of the GPU,"
-    ahead = f" {unless} remove the wait before it ({call}), so that the host runs ahead."
-    return ahead if call else ""
+    how = "Or" if cause == causes.DATALOADING else "Or, if it needs no results of the GPU,"
+    return f" {how} remove the wait before it ({call}), so that the host runs ahead." * bool(call)
 
 
 def _slowest_of_loading(result: GpuIdle) -> str:
