@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count as count_from
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from traceanalyzer.analyzers.replay.changes import Change, changed
 from traceanalyzer.analyzers.replay.engine import replay, step_times
 from traceanalyzer.analyzers.what_if import ReplayOptions
 from traceanalyzer.analyzers.what_if.replay import WHAT_IF_REPLAY
+from traceanalyzer.analyzers.what_if.schedule import LESS
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Trace
 
@@ -256,6 +258,15 @@ def test_interleaved_schedule(streams: int) -> None:
     assert rows[["chunk", "stage"]].rows() == [
         (c, s) for c in (1, 0) for s in reversed(range(STAGES))
     ]
+
+
+def test_a_schedule_with_less_waits_is_only_compared_with_1f1b() -> None:
+    """The minimum of 1F1B is not the ideal of a schedule that idles for less."""
+    one = usual_changes(interleaved(8)).pipeline
+    less = replace(one, name=LESS, bubble_frac=one.ideal_frac / 2)
+    for schedule, is_ideal in ((one, True), (less, False)):
+        assert ("equal stages" in schedule.text()) == is_ideal
+        assert ("in 1F1B" in schedule.text()) != is_ideal
 
 
 def test_a_job_without_stages_has_no_schedule(tmp_path: Path) -> None:

@@ -78,8 +78,11 @@ class Schedule:
         text = (
             f"Pipeline of {self.stages.height} stages, {self.batches} micro-batches a step "
             f"({self.name}): the bubble is {format_frac(self.bubble_frac)} of the time of the "
-            f"passes, {format_frac(self.ideal_frac)} with equal stages and no other waits."
+            f"passes, {format_frac(self.ideal_frac)} "
         )
+        if self.name == LESS:  # its own minimum is not known
+            return f"{text}in 1F1B."
+        text += "with equal stages and no other waits."
         more = self.parts.slice(2).sort("time_ns", descending=True).row(0, named=True)
         if more["time_frac"] < NO_GAIN:
             return text
