@@ -201,6 +201,28 @@ def test_expandable_segment_is_one_run(expandable: bool) -> None:
     assert result.serving(8 * MIB, 0).height == result.segments.height
 
 
+@pytest.mark.parametrize(("expandable", "split"), [(False, 56 * MIB), (True, 16 * MIB)])
+def test_a_free_tail_is_split_unless_its_pages_can_be_unmapped(
+    expandable: bool, split: int
+) -> None:
+    """A live block of 4 MiB at the start of 60 MiB: of expandable ones, 3 pages of 20 MiB."""
+    start = 1 << 30
+    segments = pl.DataFrame(
+        [{"address": start, "total_bytes": 60 * MIB, "stream": 0, "pool": None,
+          "segment_type": "large", "expandable": expandable}],
+        schema=SEGMENTS,
+    )  # fmt: skip
+    blocks = pl.DataFrame(
+        [{"address": start, "size_bytes": 4 * MIB, "requested_bytes": 4 * MIB,
+          "state": "active_allocated", "stack": None}],
+        schema=BLOCKS,
+    )  # fmt: skip
+    events = History(0, pl.DataFrame(schema=ROWS_OF_STREAM), "snapshot")
+    result = regions(ledger(events, blocks, 60 * MIB), segments, blocks, 0)
+    assert result is not None
+    assert result.split_bytes() == split
+
+
 def test_unknown_reserved_memory_gives_none() -> None:
     none = pl.DataFrame(schema=BLOCKS)
     history = ledger(History(0, pl.DataFrame(schema=ROWS_OF_STREAM), "snapshot"), none, None)
