@@ -152,6 +152,15 @@ def test_the_gain_of_a_real_loader_is_one_number(shared: Any) -> None:
     assert loading.gain_ns == pytest.approx(changes[CLASSES["data-loading"]], rel=0.01)
 
 
+@pytest.mark.parametrize(("pauses", "named"), [((0, 0, 0, 60, 0, 0), True), ((9,) * 40, False)])
+def test_a_gain_of_the_steps_after_the_first_is_named(pauses: tuple[int, ...], named: bool) -> None:
+    """Where they take longer than all steps: the gain of a step can then be more than its cost."""
+    recording = ahead(tuple(MS + pause * MS for pause in pauses))
+    (loading,) = (one for one in ta.diagnose(recording).findings if one.id == "data-loading")
+    assert (loading.gain_ns > 1.05 * loading.cost_ns) == named
+    assert ("after the first" in loading.gain_of) == named
+
+
 @pytest.mark.parametrize("later", [0, 9, 10, 11])
 def test_what_is_lost_once_in_the_first_step_counts(later: int) -> None:
     """Without the later pause, the first step is the only one with the cause."""
