@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from comm_traces import GEMM, MS, US, device, host, step, trace
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.gpu_idle import causes
+from traceanalyzer.result import Finding
 from traceanalyzer.trace import Trace
 
 
@@ -147,3 +150,58 @@ def test_the_largest_finding_of_a_rule_explains_slow_steps(shared: Path) -> None
     assert first.id == "host-code"
     assert [one.id for one in first.effects] == ["uneven-steps"]
     assert [one.id for one in findings].count("host-code") == 2
+
+
+def late_launches(slow: dict[int, int], n_steps: int, *, marked: bool, kernel: str = GEMM) -> Trace:
+    """Return steps of 20 kernels of 50 us; in some, so many launches are 2 ms late."""
+    rows, at, n, host_at, others = [], 20 * US, 0, 0, np.random.default_rng(0)
+    for i in range(n_steps):
+        begin = host_at
+        for k in range(20):
+            is_late = k < slow.get(i, 0)
+            if is_late:
+                host_at = max(host_at, at) + 2 * MS
+                rows.append(host("cpu_op", "aten::sum", host_at - 2 * MS, 2 * MS + 5 * US))
+            n += 1
+            rows.append(host("cuda_runtime", "cudaLaunchKernel", host_at, 4 * US, correlation=n))
+            at = max(at, host_at + 6 * US)
+            name = kernel if is_late else str(others.choice([GEMM, "add", "copy"]))
+            rows.append(device(name, at, 50 * US, correlation=n))
+            at, host_at = at + 50 * US, host_at + 5 * US
+        rows += [step(i, begin, host_at - begin)] * marked
+    return trace(rows)
+
+
+def late(recording: Trace) -> list[Finding]:
+    return [one for one in ta.diagnose(recording).findings if one.id == "launch-bound"]
+
+
+@pytest.mark.parametrize("slow", [{1: 1}, {2: 1}])
+def test_one_late_launch_without_steps_is_setup(slow: dict[int, int]) -> None:
+    """However many launches have no gap before them."""
+    recording = late_launches(slow, 4, marked=False, kernel="reduce")
+    (one,) = late(recording)
+    assert one.per.endswith("once")
+    assert one.cost_ns == pytest.approx(2 * MS, rel=0.1)
+    assert one.advice == causes.ONCE[True]
+    assert ta.gpu_idle(recording).is_once(causes.LAUNCH)
+
+
+@pytest.mark.parametrize(
+    ("slow", "marked", "few"),
+    [
+        ({4: 1}, True, True),
+        ({1: 1, 2: 1, 3: 1}, True, False),
+        ({2: 20}, True, False),
+        ({2: 20}, False, False),
+    ],
+)
+def test_late_launches_that_are_many_or_repeat_cost_each_step(
+    slow: dict[int, int], marked: bool, few: bool
+) -> None:
+    """One in a later step before a kernel that ran before is no setup, nor launch-bound."""
+    recording = late_launches(slow, max(3, *slow) + 1, marked=marked)
+    (one,) = late(recording)
+    assert not one.per.endswith("once")
+    assert (one.advice == causes.LATE_ONCE) == few
+    assert not ta.gpu_idle(recording).is_once(causes.LAUNCH)

@@ -553,6 +553,20 @@ def is_set_up(cause: str, result: GpuIdle, answers: Answers) -> bool:
     return cause in causes.FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
 
 
+def ran_before(result: GpuIdle, answers: Answers) -> bool:
+    """Whether the kernel after the longest late launch ran in a step before: nothing is loaded."""
+    gap, kernels = result.of_cause(causes.LAUNCH).head(1), answers.of(Kernels)
+    if gap.is_empty() or kernels is None or kernels.by_step is None:
+        return False
+    names = kernels.names.cast({pl.Categorical: pl.String}).filter(name=gap["after"][0])
+    rows = kernels.by_step.cast({pl.Categorical: pl.String})
+    ran = rows.filter(pl.col("kernel").is_in(names["kernel"].implode()))
+    begin = answers.time.windows.select(*STEP, "start").unique(STEP)
+    starts = ran.join(begin, on=STEP, nulls_equal=True)["start"]
+    step = begin.filter(pl.col("step").eq_missing(gap["step"][0]))["start"]
+    return bool(starts.len() and step.len() and starts.min() < step.min())  # type: ignore[operator]
+
+
 def are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:
     """Whether most of the loss is the time of first launches, which load the code of kernels."""
     if (launches := answers.of(Launches)) is None:

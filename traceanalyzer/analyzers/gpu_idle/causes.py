@@ -355,6 +355,11 @@ ONCE = {
     "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it.",
     False: "This is one-time setup: start the recording after a warm-up.",
 }
+#: Advice for a late launch of a kernel that ran before.
+LATE_ONCE = (
+    "One launch is late, and the others are not: fewer launches gain nothing. Look for what "
+    "stopped the host then (another process on the cores, garbage collection, the profiler)."
+)
 
 
 def advice(cause: str, program: Api, *, code: str) -> str:

@@ -263,10 +263,14 @@ class GpuIdle(Result):
         return known and self.activity(cause).steps_on_cpu
 
     def is_once(self, cause: str) -> bool:
-        """Whether setup has nearly all of its time in three gaps of each device, without steps."""
+        """Whether setup has nearly all of its time in three gaps of each device, without steps.
+
+        Late launches: in one gap.
+        """
         rows = self.of_cause(cause).group_by("rank", "path", "device")
-        few = int(rows.agg(pl.col("cause_ns").top_k(3).sum())["cause_ns"].sum())
-        known = cause in causes.FIRST_USE and not self.basis.in_steps
+        n = 1 if cause == causes.LAUNCH else 3
+        few = int(rows.agg(pl.col("cause_ns").top_k(n).sum())["cause_ns"].sum())
+        known = cause in (*causes.FIRST_USE, causes.LAUNCH) and not self.basis.in_steps
         return known and few >= causes.SETUP_FRAC * self.idle_by_cause[cause]
 
     def of_rank(self, rank: int | None) -> GpuIdle:
