@@ -570,3 +570,11 @@ def test_more_than_half_of_the_steps_are_slow(
     assert frame.select(fast_ns(pl.col("ns"))).item() == usual
     verdict = steps(trace(loop(lengths, compute=1))).verdict
     assert (f"{slow} of 6 steps" in verdict) == bool(slow)
+
+
+@pytest.mark.parametrize("slow_ms", [14, 11])
+def test_two_levels_of_steps_are_named(slow_ms: int) -> None:
+    """Most steps are slow, so that none is slower than the median."""
+    lengths = [10 * MS] * 4 + [slow_ms * MS] * 8
+    events = [step(n, sum(lengths[:n]), ns) for n, ns in enumerate(lengths)]
+    assert ("8 of 12 steps" in ta.steps(trace(events)).verdict) == (slow_ms == 14)

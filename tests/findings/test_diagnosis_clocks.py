@@ -68,6 +68,26 @@ def test_throttled_steps_even_if_most_are_slow(last: int) -> None:
     check_wording(one.title, *one.evidence)
 
 
+@pytest.mark.parametrize("slower", [0.05, 0.005])
+def test_kernels_that_become_slower_are_compared_with_the_first_step(slower: float) -> None:
+    """Only those steps count that take at least 1.1 times as long."""
+    events, at = [], 0
+    for number in range(12):
+        lengths = [round(ns * (1 + slower * number)) for ns in KERNELS.values()]
+        events.append(step(number, at, sum(lengths)))
+        for kernel, ns in zip(KERNELS, lengths, strict=True):
+            events.append(device(kernel, at, ns))
+            at += ns
+    found = judged("throttled-steps", trace(events))
+    lost = sum(slower * n for n in range(12) if slower * n >= 0.1) * 8 * MS
+    assert [one.total_ns for one in found] == [pytest.approx(lost, rel=0.05)] * (lost > 0)
+
+
+def test_more_work_of_each_rank_in_turn_is_no_throttling() -> None:
+    found = judged("throttled-steps", *job(lambda r, n, _: 1.6 if n == r + 1 else 1))
+    assert found == []
+
+
 def _served(prefills: int, slow: int) -> Trace:
     """Return 20 steps of an engine, some prefill; the last decode steps are throttled."""
     events, at = [], 0

@@ -50,7 +50,7 @@ LEAST = 0.05
 )
 def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     kernels = _by_step(result)
-    every = _speeds(kernels)
+    every = _speeds(kernels, answers.time.windows)
     if every.is_empty() or not answers.time.whole_ns:
         return
     is_slow = (pl.col("speed") >= _SLOW * pl.col("fast")) & (pl.col("step") != _OUTSIDE)
@@ -58,7 +58,8 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if answers.time.in_steps:  # warm-up is in no cost
         windows = answers.time.windows.cast({pl.String: pl.Categorical})
         steps = steps.join(windows, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
-    if steps.is_empty():
+    rotates = steps.n_unique(DEVICE) >= _ROTATING and steps["step"].is_unique().all()
+    if steps.is_empty() or rotates:
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
@@ -99,6 +100,9 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
         explained={"straggler": 1.0},
     )
 
+
+#: So many GPUs that are slow in other steps each have more work in turn.
+_ROTATING = 3
 
 _ONE_CAUSE = (
     " Several GPUs are slow in the same steps: look for one cause (power cap of the chassis, "
@@ -164,15 +168,21 @@ def _by_step(result: Kernels) -> pl.DataFrame:
     return rows.with_columns(blocks).group_by(keys).agg(sums)
 
 
-def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
+#: From this correlation of speed and number of a step on, in so many steps, kernels become slower.
+_STEADY, _LEAST_STEPS = 0.95, 6
+
+
+def _speeds(rows: pl.DataFrame, windows: pl.DataFrame) -> pl.DataFrame:
     """Return how fast the kernels of each step of each device are; empty without steps.
 
     Args:
         rows: rows of :func:`_by_step`.
+        windows: path, rank, device, start and step of the counted steps.
 
     Returns:
         path, rank, device, step, its kind, speed (time / time at the median duration), fast (the
-        speed that the fastest quarter of such steps of the device reach), over_ns (above that).
+        speed that the fastest quarter of such steps of the device reach; that of the fastest one
+        if kernels become slower with each step), over_ns (above that).
     """
     if rows.filter(pl.col("step") != _OUTSIDE).is_empty():
         return pl.DataFrame()
@@ -192,7 +202,14 @@ def _speeds(rows: pl.DataFrame) -> pl.DataFrame:
     much = pl.col("usual") >= _LEAST_WORK * pl.col("usual").median().over(DEVICE)
     each = each.filter(much | (pl.col("step") != _OUTSIDE))
     each = each.with_columns(speed=pl.col("total_ns") / pl.col("usual"))
-    each = each.with_columns(fast=pl.col("speed").quantile(0.25, "lower").over(*DEVICE, *_KIND))
+    kind = [*DEVICE, *_KIND]
+    starts = windows.select(*DEVICE, "step", "start").cast({pl.String: pl.Categorical})
+    timed = each.join(starts, on=[*DEVICE, "step"], nulls_equal=True).group_by(kind)
+    steady = (pl.len() >= _LEAST_STEPS) & (pl.corr("start", "speed") >= _STEADY)
+    first = timed.agg(first=pl.when(steady).then(pl.col("speed").min()))
+    each = each.join(first, on=kind, how="left", nulls_equal=True)
+    fast = pl.col("speed").quantile(0.25, "lower").over(kind)
+    each = each.with_columns(fast=pl.coalesce("first", fast)).drop("first")
     over = (pl.col("total_ns") * (1 - pl.col("fast") / pl.col("speed"))).alias("over_ns")
     return each.with_columns(over).sort(*DEVICE, "step")
 

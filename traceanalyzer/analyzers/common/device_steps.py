@@ -218,16 +218,16 @@ GROUP_FACTOR = 1.5
 _LEAST_HALVES, _HALF_FACTOR = 4, 1.1
 
 
-def fast_ns(length: pl.Expr) -> pl.Expr:
+def fast_ns(length: pl.Expr, factor: float = GROUP_FACTOR) -> pl.Expr:
     """Return the median of the fast steps if slow ones are more than half; otherwise null.
 
     The fast steps, 2 and a quarter of all or more, are those before the greatest ratio between two
-    lengths.
+    lengths, if that is at least ``factor``.
     """
     ordered = length.sort()
     ratios = ordered / ordered.shift(1).clip(1)
     n, slow = ratios.arg_max(), ratios.max()
-    are_two = (slow >= GROUP_FACTOR) & (4 * n >= length.len()) & (n > 1) & (2 * n < length.len())
+    are_two = (slow >= factor) & (4 * n >= length.len()) & (n > 1) & (2 * n < length.len())
     return pl.when(are_two).then(length.filter(length < ordered.get(n)).median())
 
 

@@ -268,9 +268,9 @@ def _slowest(result: Steps) -> str:
     )
     worst = rows.row(0, named=True)
     length = pl.col("duration_ns")
-    usual = rows.select(device_steps.fast_ns(length)).item()
+    usual = rows.select(device_steps.fast_ns(length, _SPLIT)).item()
     if usual:
-        slow = rows.filter(length >= device_steps.GROUP_FACTOR * usual)
+        slow = rows.filter(length >= _SPLIT * usual)
         times = format_ratio(slow["duration_ns"].median() / usual)
         rest = f"the other {rows.height - slow.height} ({format_ns(usual)})"
         return f"{slow.height} of {rows.height} steps take {times} as long as {rest}."
@@ -281,6 +281,10 @@ def _slowest(result: Steps) -> str:
         f"The slowest step, {worst['step']}, took {format_ns(worst['duration_ns'])}{where}, "
         f"{format_ratio(worst['ratio'])} the median{_cause(result, worst)}."
     )
+
+
+#: Slow and fast steps are two groups from this ratio between them on.
+_SPLIT = 1.2
 
 
 def _cause(result: Steps, row: Mapping[str, Any]) -> str:
