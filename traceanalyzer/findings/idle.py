@@ -97,11 +97,8 @@ def _measured(
     once = _is_once(cause, result, losses, answers)
     few = cause == causes.LAUNCH and _are_few_launches(losses, time)
     alone = cause == causes.PEER and not _are_matched(answers)
-    few &= not result.pauses_of(cause)[1]
-    if few and launching.ran_before(result, answers):
-        advice = causes.LATE_ONCE
-    elif once or few:
-        advice = causes.ONCE[answers.program.pytorch] if once else _first_launches(result)
+    if once or (few and not result.pauses_of(cause)[1]):
+        advice = launching.of_setup(result, answers, few=few, once=once)
     elif alone:
         advice = causes.ALONE
     else:
@@ -446,17 +443,6 @@ def _code_of_loading(result: GpuIdle) -> pl.DataFrame:
 
 #: Calls and operators in which the host only waits for a device.
 _READS = r"^aten::(?:item|_local_scalar_dense)$|Synchronize"
-
-
-def _first_launches(result: GpuIdle) -> str:
-    """Return advice about few launches with most of the time."""
-    after = result.of_cause(causes.LAUNCH)["after"].drop_nulls().head(1)
-    first = f" (the longest launches {after[0]})" if after.len() else ""
-    return (
-        f"Few launches take most of the time{first}: the first launch of a kernel loads its code. "
-        "Start the recording after a warm-up, or load all code at the start "
-        "(CUDA_MODULE_LOADING=EAGER)."
-    )
 
 
 def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers) -> bool:

@@ -553,7 +553,16 @@ def is_set_up(cause: str, result: GpuIdle, answers: Answers) -> bool:
     return cause in causes.FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
 
 
-def ran_before(result: GpuIdle, answers: Answers) -> bool:
+def of_setup(result: GpuIdle, answers: Answers, *, few: bool, once: bool) -> str:
+    """Return advice about setup, or few launches with most of the time."""
+    if few and _ran_before(result, answers):
+        return causes.LATE_ONCE
+    after = result.of_cause(causes.LAUNCH)["after"].drop_nulls().head(1)
+    first = f" (the longest launches {after[0]})" if after.len() else ""
+    return causes.ONCE[answers.program.pytorch] if once else _TEXTS["few_launches"].format(first)
+
+
+def _ran_before(result: GpuIdle, answers: Answers) -> bool:
     """Whether the kernel after the longest late launch ran in a step before: nothing is loaded."""
     gap, kernels = result.of_cause(causes.LAUNCH).head(1), answers.of(Kernels)
     if gap.is_empty() or kernels is None or kernels.by_step is None:

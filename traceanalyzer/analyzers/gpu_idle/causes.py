@@ -347,6 +347,8 @@ ALONE = (
 
 #: Causes that are setup if they occur only in the first step, or in a few calls without steps.
 FIRST_USE = (MODULE_LOADING, MEMORY_MANAGEMENT, COMMUNICATOR, GRAPH_BUILDING, API_CALLS)
+#: In at most so many gaps of a device, idle time is setup; many late launches are not.
+SETUP_GAPS = dict.fromkeys(FIRST_USE, 3) | {LAUNCH: 1}
 #: Minimum share of a loss in the first step, or in a few calls, to count as setup.
 SETUP_FRAC = 0.8
 #: Advice for setup, of PyTorch or another framework.

@@ -263,15 +263,11 @@ class GpuIdle(Result):
         return known and self.activity(cause).steps_on_cpu
 
     def is_once(self, cause: str) -> bool:
-        """Whether setup has nearly all of its time in three gaps of each device, without steps.
-
-        Late launches: in one gap.
-        """
+        """Whether setup has nearly all of its time in few gaps of each device, without steps."""
         rows = self.of_cause(cause).group_by("rank", "path", "device")
-        n = 1 if cause == causes.LAUNCH else 3
-        few = int(rows.agg(pl.col("cause_ns").top_k(n).sum())["cause_ns"].sum())
-        known = cause in (*causes.FIRST_USE, causes.LAUNCH) and not self.basis.in_steps
-        return known and few >= causes.SETUP_FRAC * self.idle_by_cause[cause]
+        longest = pl.col("cause_ns").top_k(causes.SETUP_GAPS.get(cause, 0))
+        few = int(rows.agg(longest.sum())["cause_ns"].sum()) * (not self.basis.in_steps)
+        return few >= max(causes.SETUP_FRAC * self.idle_by_cause[cause], 1)
 
     def of_rank(self, rank: int | None) -> GpuIdle:
         """Return the result with the longest gaps of one rank; of all ranks for None."""
