@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count as count_from
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -23,7 +24,7 @@ from traceanalyzer.analyzers.replay.changes import Change, changed
 from traceanalyzer.analyzers.replay.engine import replay, step_times
 from traceanalyzer.analyzers.what_if import ReplayOptions
 from traceanalyzer.analyzers.what_if.replay import WHAT_IF_REPLAY
-from traceanalyzer.analyzers.what_if.schedule import LESS
+from traceanalyzer.analyzers.what_if.schedule import EITHER, LESS, ZB_H1
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Trace
 
@@ -189,13 +190,66 @@ def interleaved(batches: int, streams: int = 1) -> list[Trace]:
         for n in range(count):
             order += [("f", early + n)] * (early + n < count) + [("b", n)]
         orders.append(order)
+    return job_of(orders, CHUNKS, streams=streams)
+
+
+#: Forward, backward for inputs and for weights of a zero-bubble schedule.
+EQUAL = {"f": 2 * MS, "b": 2 * MS, "w": 2 * MS}
+
+
+def zb_h1(batches: int, *, late: bool = False, early: bool = False, **more: Any) -> list[Trace]:
+    """Return ranks of a job with the schedule ZB-H1 of Qi et al. (ICLR 2024).
+
+    A stage delays the gradients of weights by as many micro-batches as there are stages before it.
+
+    Args:
+        batches: number of micro-batches.
+        late: they follow the next forward pass.
+        early: a receive is launched before them.
+        more: see :func:`job_of`.
+    """
+    orders = []
+    for rank in range(STAGES):
+        order = [("f", n) for n in range(STAGES - rank)]
+        for n in range(batches):
+            weights = [("w", n - rank)] * (n >= rank)
+            forward = [("f", n + STAGES - rank)] * (n + STAGES - rank < batches)
+            order += [("b", n), *(forward + weights if late else weights + forward)]
+        orders.append(order + [("w", n) for n in range(batches - rank, batches)])
+    return job_of(orders, 1, times={**EQUAL, **more.pop("times", {})}, early=early, **more)
+
+
+def job_of(
+    orders: list[list[tuple[str, int]]],
+    chunks: int,
+    *,
+    times: Mapping[str, int] = MappingProxyType({"f": FORWARD, "b": BACKWARD}),
+    streams: int = 1,
+    early: bool = False,
+    ending: tuple[str, int] | None = None,
+    mark: str | None = None,
+    ends_on: Sequence[int] = range(STAGES),
+) -> list[Trace]:
+    """Return the ranks that run passes in these orders.
+
+    Args:
+        orders: kind and number of each pass, by rank.
+        chunks: parts of the model on each rank.
+        times: ns of a pass of each kind.
+        streams: kernels of a pass, which run at the same time.
+        early: a receive is launched before the gradients of weights ahead of its pass.
+        ending: name and ns of a kernel after the passes.
+        mark: name of the range around it.
+        ends_on: the ranks with this kernel.
+    """
     rows = defaultdict[int, list[tuple[int, int, str, int, dict[str, Any]]]](list)
     done, free, number = dict[tuple[str, int, int], int](), [0] * STAGES, count_from(1)
+    posted = [0] * STAGES
 
     def virtual(kind: str, n: int, rank: int) -> tuple[int, int]:
-        chunk = n % (STAGES * CHUNKS) // STAGES
-        place = (chunk if kind == "f" else CHUNKS - 1 - chunk) * STAGES + rank
-        return place, n // (STAGES * CHUNKS) * STAGES + n % STAGES
+        chunk = n % (STAGES * chunks) // STAGES
+        place = (chunk if kind == "f" else chunks - 1 - chunk) * STAGES + rank
+        return place, n // (STAGES * chunks) * STAGES + n % STAGES
 
     def exchange(sender: int, receiver: int, sent: int, start: int, end: int) -> None:
         ends, seq = sorted((sender, receiver)), next(number)
@@ -210,32 +264,42 @@ def interleaved(batches: int, streams: int = 1) -> list[Trace]:
                 continue
             kind, n = order[0]
             place, batch = virtual(kind, n, rank)
-            step_ = -1 if kind == "f" else 1
-            before = place + step_
-            first = before in (-1, STAGES * CHUNKS)
+            before = place + {"f": -1, "b": 1, "w": 0}[kind]
+            first = before in (-1, STAGES * chunks)
             needed = ("f", place, batch) if first and kind == "b" else (kind, before, batch)
-            if not (first and kind == "f") and needed not in done:
+            if kind != "w" and not (first and kind == "f") and needed not in done:
                 continue
             start = free[rank]
-            if not first:
+            if kind != "w" and not first:
                 end = max(start, done[needed]) + TRANSFER
-                exchange(before % STAGES, rank, done[needed], start, end)
+                begin = posted[rank] if early else start
+                exchange(before % STAGES, rank, done[needed], begin, end)
                 start = end
-            took = FORWARD if kind == "f" else BACKWARD
-            rows[rank] += [(start, 2, f"{kind}_gemm", took, {"stream": 7 + n})
+            rows[rank] += [(start, 2, f"{kind}_gemm", times[kind], {"stream": 7 + n})
                            for n in range(streams)]  # fmt: skip
-            done[kind, place, batch] = free[rank] = start + took
+            done[kind, place, batch] = free[rank] = start + times[kind]
+            if kind != "w":
+                posted[rank] = free[rank]
             order.pop(0)
+    if ending:
+        rows_of_end = (max(free), 2, *ending, {"stream": 7})
+        for rank in ends_on:
+            rows[rank].append(rows_of_end)
+    length = max(free) + (ending[1] if ending else 0)
+    marks = [host("user_annotation", mark, max(free) - 20 * US, 19 * US)] if mark else []
     return [
-        _launched(sorted(rows[r], key=lambda row: row[:2]), r, max(free)) for r in range(STAGES)
+        _launched(sorted(rows[r], key=lambda row: row[:2]), r, length, marks) for r in range(STAGES)
     ]
 
 
 def _launched(
-    rows: list[tuple[int, int, str, int, dict[str, Any]]], rank: int, length: int
+    rows: list[tuple[int, int, str, int, dict[str, Any]]],
+    rank: int,
+    length: int,
+    marks: list[dict[str, Any]],
 ) -> Trace:
     """Return a rank whose work is launched in this order, shortly before it starts."""
-    events, at = [step(1, 0, length)], 0
+    events, at = [step(1, 0, length), *marks], 0
     for n, (start, _, name, ns, about) in enumerate(rows):
         at = max(start - 6 * US, at + 2)
         events.append(host("cuda_runtime", "cudaLaunchKernel", at, 1, correlation=n + 1))
@@ -258,6 +322,63 @@ def test_interleaved_schedule(streams: int) -> None:
     assert rows[["chunk", "stage"]].rows() == [
         (c, s) for c in (1, 0) for s in reversed(range(STAGES))
     ]
+
+
+OPTIMIZER = ("multi_tensor_apply_kernel", 3 * MS)
+MUON = ("muon_gemm", 3 * MS)
+
+
+def one_each(**more: Any) -> list[Trace]:
+    """Return ranks of a job with 8 micro-batches and the schedule 1F1B."""
+    orders = []
+    for rank in range(STAGES):
+        order = [("f", n) for n in range(STAGES - 1 - rank)]
+        for n in range(8):
+            order += [("f", n + STAGES - 1 - rank)] * (n + STAGES - 1 - rank < 8) + [("b", n)]
+        orders.append(order)
+    return job_of(orders, 1, **more)
+
+
+@pytest.mark.parametrize(
+    ("batches", "more"),
+    [
+        (4, {"ending": OPTIMIZER}),
+        (8, {"late": True}),
+        (8, {"ending": OPTIMIZER, "early": True}),
+        (8, {"ending": MUON, "mark": "Optimizer.step#Muon.step", "late": True, "early": True}),
+        (8, {"times": {"f": 2 * MS, "b": 3 * MS, "w": 1 * MS}}),
+        (12, {"ending": OPTIMIZER}),
+    ],
+)
+def test_zero_bubble_counts_gradients_of_weights(batches: int, more: dict[str, Any]) -> None:
+    """Qi et al.: the bubble of ZB-H1 is (p - 1) (F + B - W); with equal passes (p - 1) F."""
+    times = {**EQUAL, **more.get("times", {})}
+    one = usual_changes(zb_h1(batches, **more)).pipeline
+    compute = batches * sum(times.values())
+    bubble = (STAGES - 1) * (times["f"] + times["b"] - times["w"])
+    assert (one.name, one.batches, one.chunks) == (ZB_H1, batches, 1)
+    assert one.ideal_frac == pytest.approx(bubble / (compute + bubble), rel=1e-3)
+    assert one.bubble_frac == pytest.approx(one.ideal_frac, abs=0.01)
+    assert one.stages["busy_ns"].to_list() == pytest.approx([compute] * STAGES, rel=1e-3)
+    assert one.stages["forward_ns"].to_list() == pytest.approx([times["f"]] * STAGES, rel=1e-3)
+    assert one.parts["time_ns"].to_list()[:2] == pytest.approx([compute, bubble], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"ending": OPTIMIZER}, "1F1B"),
+        ({"ending": MUON, "mark": "Optimizer.step#Muon.step"}, "1F1B"),
+        ({"ending": MUON}, EITHER),  # gradients of weights, or the optimizer?
+        ({"ending": ("gemm of the output layer", 3 * MS), "ends_on": [3]}, "1F1B"),
+    ],
+)
+def test_products_after_the_passes_of_1f1b(more: dict[str, Any], name: str) -> None:
+    one = usual_changes(one_each(**more)).pipeline
+    assert one.name == name
+    assert one.bubble_frac == pytest.approx(3 / 11, abs=0.01)
+    assert one.ideal_frac == pytest.approx(3 / 11)
+    assert set(one.passes["kind"]) == {"forward", "backward"}
 
 
 def test_a_schedule_with_less_waits_is_only_compared_with_1f1b() -> None:

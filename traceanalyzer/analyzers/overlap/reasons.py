@@ -43,7 +43,7 @@ from traceanalyzer.vocabulary import ANNOTATION_KINDS
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 #: Names of ranges, the first match counts.
-_RANGES = {
+RANGES = {
     OPTIMIZER: r"(?i)^Optimizer\.step#|\boptim(?:izer)?[ _.:-]*step|^optimizer$",
     BACKWARD: r"(?i)backward|(?:\b|_)bwd(?:\b|_)",
     FORWARD: r"(?i)forward|(?:\b|_)fwd(?:\b|_)",
@@ -60,7 +60,7 @@ def phases(trace: Trace, calls: pl.DataFrame, threads: pl.DataFrame) -> pl.Serie
         threads: pid and tid of all threads that launch work.
     """
     known: dict[str, str] = {}
-    for phase, pattern in _RANGES.items():
+    for phase, pattern in RANGES.items():
         known = dict.fromkeys(named_like(trace.names, [pattern]), phase) | known
     ranges = slices(trace, *ANNOTATION_KINDS).filter(pl.col("name").is_in([*known]))
     ranges = ranges.drop_nulls("tid")
@@ -78,7 +78,7 @@ def phases(trace: Trace, calls: pl.DataFrame, threads: pl.DataFrame) -> pl.Serie
 def _main_threads(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
     """Return the threads that mark steps, or run the optimizer."""
     steps = device_steps(trace).drop_nulls("tid")[_THREAD]
-    is_optimizer = pl.col("name").cast(pl.String).str.contains(_RANGES[OPTIMIZER])
+    is_optimizer = pl.col("name").cast(pl.String).str.contains(RANGES[OPTIMIZER])
     return pl.concat([steps, ranges.filter(is_optimizer)[_THREAD]]).unique()
 
 
@@ -257,7 +257,7 @@ _KNOWN_PHASE = pl.col("phase").replace(UNKNOWN, None)
 def _of_group() -> pl.Expr:
     """Return the phase that the name of the process group says, or null."""
     group = pl.col("group").cast(pl.String)
-    says = {**_RANGES, OPTIMIZER: r"(?i)^optim(?:izer)?\b"}
+    says = {**RANGES, OPTIMIZER: r"(?i)^optim(?:izer)?\b"}
     phases = (pl.when(group.str.contains(like)).then(pl.lit(phase)) for phase, like in says.items())
     return pl.coalesce(*phases)
 
