@@ -17,8 +17,11 @@ from traceanalyzer.analyzers.common.waits import (
     EVENTS,
     FULL_QUEUE,
     LOCK,
+    QUEUE,
     RANKS,
     REQUESTS,
+    RETRY,
+    THREAD,
 )
 
 MAIN = "<module> (/home/u/run.py:40);"
@@ -179,9 +182,11 @@ def test_equal_stacks_of_speedscope_are_one_row(tmp_path: Path, shared: Path) ->
 def test_lines_of_definitions_are_no_lines(shared: Path) -> None:
     path = shared / "data/causes/other/pyinstrument_speedscope.json"
     assert ta.py_spy_report(path).paths["line"].null_count() == 5
-    (one,) = diagnosis(path).diagnosis
+    one, join, sleep = diagnosis(path).diagnosis
     assert "crunch" in one.title
     assert "function" in one.title
+    assert (round(join.cost_frac, 3), "join (threading.py)" in join.title) == (0.355, True)
+    assert (round(sleep.cost_frac, 3), "sleep" in sleep.title) == (0.255, True)
 
 
 def test_freed_memory_is_not_damage(shared: Path) -> None:
@@ -324,8 +329,54 @@ def test_waits_of_other_threads_do_not_dilute_the_main_thread(tmp_path: Path) ->
         tmp_path, f"{STEP}parse (/home/u/a.py:7) 600", f"{STEP}sleep (libc.so.6) 400",
         f"{_THREAD}take (/home/u/b.py:7);get (queue.py:1) 8000",
     )  # fmt: skip
-    (one,) = measurements("hot-line", ta.py_spy_report(path))
-    assert one.size == 0.6
+    sleeps, parses = measurements("hot-line", ta.py_spy_report(path))
+    assert (sleeps.size, parses.size) == (0.4, 0.6)
+
+
+_OF_MAIN = "samples of the main thread"
+_TAKE = f"{STEP}take (/home/u/a.py:5);"
+
+
+@pytest.mark.parametrize(
+    ("wait", "activity"),
+    [
+        ("get (queue.py:171);wait (threading.py:327)", QUEUE),
+        ("Queue.get (multiprocessing/queues.py:103);poll (libc.so.6)", QUEUE),
+        ("join (threading.py:1);acquire (<built-in>)", THREAD),
+        ("acquire (<built-in>)", LOCK),
+        ("request (requests/api.py:59);sleep (urllib3/util/retry.py:362)", RETRY),
+        ("call (openai/a.py:9);_sleep_for_retry (openai/_base_client.py:1100)", RETRY),
+        ("serve_forever (socketserver.py:232);select (selectors.py:415)", None),
+        ("synchronize (torch/cuda/__init__.py:1)", None),
+        ("next_item (/home/u/a.py:9)", None),
+    ],
+)
+def test_what_the_main_thread_waits_for(tmp_path: Path, wait: str, activity: str | None) -> None:
+    """A server without requests and the GPU have other findings or none."""
+    path = sampled(tmp_path, f"{_TAKE}{wait} 620", f"{STEP}forward (torch/a.py:1) 380")
+    report = ta.py_spy_report(path)
+    found = [one for one in measurements("hot-line", report) if one.of == _OF_MAIN]
+    assert [one.size for one in found] == [0.62] * (activity is not None)
+    assert all("take (/home/u/a.py:5)" in one.title for one in found)
+    assert (activity or report.activities["activity"][0]) in report.activities["activity"]
+
+
+@pytest.mark.parametrize(("works", "sizes"), [(900, []), (90, [0.62])])
+def test_waits_for_a_recorded_thread_are_its_work(
+    tmp_path: Path, works: int, sizes: list[float]
+) -> None:
+    wait = f"{_TAKE}get (queue.py:171);wait (threading.py:327) 620"
+    other = f"{_THREAD}fill (/home/u/b.py:7);decode (/home/u/b.py:9) {works}"
+    path = sampled(tmp_path, wait, other, f"{STEP}forward (torch/a.py:1) 380")
+    found = measurements("hot-line", ta.py_spy_report(path))
+    assert [one.size for one in found if one.of == _OF_MAIN] == sizes
+
+
+@pytest.mark.parametrize("leaf", ["item (<built-in>)", "<built-in method cpu of Tensor object>"])
+def test_reads_of_tensors_wait_for_the_gpu(tmp_path: Path, leaf: str) -> None:
+    path = sampled(tmp_path, f"{_TAKE}{leaf} 700", f"{STEP}forward (torch/a.py:1) 300")
+    one, *_ = measurements("hot-line", ta.py_spy_report(path))
+    assert "waits until the GPU" in one.advice
 
 
 @pytest.mark.parametrize(

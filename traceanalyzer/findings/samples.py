@@ -24,8 +24,10 @@ from traceanalyzer.analyzers.common.waits import (
     EVENTS,
     FILE_LOCK,
     FULL_QUEUE,
+    QUEUE,
     RANKS,
     REQUESTS,
+    may_be_for_requests,
     wait_of,
 )
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths, by_line
@@ -68,6 +70,7 @@ def _hot_line(result: LeafPaths, _: Answers) -> Iterator[Measured]:
         yield from _summed(counted.filter(is_kind), result.busy_samples, of, what, advice)
         rest_rows = rest_rows.filter(~is_kind)
     yield from _lock_waits(result)
+    yield from _main_waits(result, paths.filter("saves"))
     yield from _activities(result)
     yield from _in_libraries(result, rest_rows, before)
     yield from _in_background(result)
@@ -375,6 +378,28 @@ def _lock_waits(result: LeafPaths) -> Iterator[Measured]:
             evidence=(f"Meanwhile one thread at a time is in {holder}.",),
             advice=_TEXTS["lock"],
             of="samples",
+            confidence="medium",
+        )
+
+
+def _main_waits(result: LeafPaths, saves: pl.DataFrame) -> Iterator[Measured]:
+    """Yield what the main thread waits for, other than servers for requests.
+
+    Args:
+        result: the report.
+        saves: the rows of ``paths`` that have another finding, with their waits.
+    """
+    named = {*saves.select(place_of(*map(pl.col, LIBRARY))).to_series(), *result.locks["place"]}
+    for row in result.waits.filter(~pl.col("place").is_in(named)).iter_rows(named=True):
+        wait, place, calls = row["activity"], row["place"], row["calls"]
+        if wait != QUEUE and may_be_for_requests(wait, f"{place} {calls}"):
+            continue
+        yield Measured(
+            size=row["frac"],
+            title=f"The main thread {wait} in {format_frac(row['frac'])} of its samples, most of "
+            f"it in {place}{f', {calls}' if calls else ''}.",
+            advice=f"{ADVICE[wait]}.",
+            of="samples of the main thread",
             confidence="medium",
         )
 

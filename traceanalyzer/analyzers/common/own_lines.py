@@ -22,6 +22,7 @@ from traceanalyzer.analyzers.common.waits import (
     QUEUE,
     RANKS,
     REQUESTS,
+    TAKES,
     THREAD,
     WAITS_FOR_REQUESTS,
     wait_of,
@@ -77,11 +78,14 @@ _IN_LAUNCH = r": (?:cuda|cu|hip|aclrt|rt)(?:Module|Graph|Ext)?(?:Kernel)?Launch\
 #: One turn of an event loop, and where :mod:`threading` starts a thread.
 _LOOP = r"asyncio[/\\]base_events\.py: (?:\w+\.)*_run_once$"
 _THREAD = r"(?:^|[/\\])threading\.py: (?:\w+\.)*_bootstrap(?:_inner)?$"
+#: Waits for a thread or an event, by a lock below them.
+_FOR_THREAD = r"(?:^|[/\\])threading\.py: (?:\w+\.)*(?:join|wait|wait_for|_wait_for_tstate_lock)$"
 #: What is looked for on stacks.
 _WITHIN = {
     "in_sync": _IN_SYNC, "in_copy": _IN_COPY, "in_launch": _IN_LAUNCH, "in_loop": _LOOP,
     "for_requests": WAITS_FOR_REQUESTS, "blocks": _CALLBACK, "cell": _NOTEBOOK,
-    "compiles": _COMPILER,
+    "compiles": _COMPILER, "takes": TAKES,
+    "for_thread": _FOR_THREAD,
 }  # fmt: skip
 
 MODULE = "<module>"
@@ -212,6 +216,10 @@ def _wait() -> pl.Expr:
         .then(pl.lit(DEVICE))
         .when(pl.col("for_requests") & is_wait)
         .then(pl.lit(REQUESTS))
+        .when(pl.col("takes") & wait.is_in([THREAD, LOCK, DATA]))
+        .then(pl.lit(QUEUE))
+        .when(pl.col("for_thread") & (wait == LOCK))
+        .then(pl.lit(THREAD))
         .otherwise(wait)
     )
 

@@ -10,6 +10,7 @@ from traceanalyzer.vocabulary import INFERENCE_ENGINES
 
 SLEEPS, DRIVER, LOCK = "sleeps", "waits for the driver", "waits for a lock"
 FILE_LOCK = "waits for a file lock"
+RETRY = "waits to repeat a failed request"
 THREAD = "waits for another thread"
 QUEUE = "waits for an item of a queue"
 PROCESS = "waits for another process"
@@ -50,7 +51,7 @@ WAITS_FOR_REQUESTS = (
     r"|\b\w+\.py(?:\(\d+\))?: _?wait_for_(?:request|(?:any|new|next)_requests?))$"
 )
 #: Functions that take an item of a queue of threads, processes or coroutines.
-TAKES = r"(?:queue|asyncio[/\\]queues|multiprocessing[/\\]queues)\.py(?:\(\d+\))?: get$"
+TAKES = r"(?:queue|asyncio[/\\]queues|multiprocessing[/\\]queues)\.py(?:\(\d+\))?: (?:\w+\.)*get$"
 #: Functions of DeepSpeed that wait for reads or writes of a disk (ZeRO-Infinity).
 _SWAPS = r"swap_tensor[/\\]\w+\.py(?:\(\d+\))?: (?:_?swap_(?:in|out)\w*|synchronize_\w+)"
 #: Modules of engines that pass the KV cache from prefill to decode instances.
@@ -61,6 +62,10 @@ _TRANSFERS_KV = (
 WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV)
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {
+    RETRY: r"(?:urllib3/util/retry|tenacity/(?:__init__|nap)|backoff/_sync"
+    r"|google/api_core/retry/\w+)\.py: (?:sleep|_?sleep_\w+|retry|retry_target|__call__)"
+    r"|(?:openai|anthropic)/_base_client\.py: _sleep_for_retry"
+    r"|huggingface_hub/utils/_http\.py: _?http_backoff\w*",
     DISK: _SWAPS,
     REQUESTS: WAITS_FOR_REQUESTS,
     KV_TRANSFER: _TRANSFERS_KV,

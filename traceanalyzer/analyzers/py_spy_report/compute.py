@@ -171,6 +171,7 @@ def combine(parts: Sequence[Part], options: Options) -> LeafPaths:
         paths=_whole(paths.select(*order, "proportion")),
         groups=_whole(_groups(parts, total, scale)) if options.group_by else None,
         locks=pl.concat([part.locks for part in parts]).with_columns(pl.col("samples") * scale),
+        waits=_whole(_waits(lines, one_process=processes["role"].eq(MAIN).all())),
         processes=_whole(processes),
         input_notes=skipped,
     )
@@ -467,6 +468,13 @@ _FOR_OTHERS = (
 )  # fmt: skip
 
 
+#: Waits of the main thread that have no other finding.
+_OF_MAIN = (
+    waits.SLEEPS, waits.RETRY, waits.DRIVER, waits.LOCK, waits.THREAD, waits.QUEUE, waits.PROCESS,
+    waits.DATA, waits.DISK, waits.KV_TRANSFER, waits.UNKNOWN,
+)  # fmt: skip
+
+
 def _busy(lines: pl.DataFrame, *, one_process: bool) -> float:
     """Return the weight of main threads, and of the code that other threads and processes run.
 
@@ -484,6 +492,25 @@ def _busy(lines: pl.DataFrame, *, one_process: bool) -> float:
     counts = does.is_null() | does.is_in([own_lines.IMPORTS, own_lines.COMPILES])
     counts |= ~does.is_in(apart) & ~not_main & ~pl.col("idle")
     return float(lines.filter(counts)["samples"].sum())
+
+
+def _waits(lines: pl.DataFrame, *, one_process: bool) -> pl.DataFrame:
+    """Return the waits of the main thread in own code, without those for recorded work."""
+    does, samples = pl.col("doing"), pl.col("samples")
+    others = lines.filter("started", does.is_null() | (does == own_lines.BACKGROUND))
+    of_main = lines.filter(
+        ~pl.col("started"), ~pl.col("idle"), does.ne_missing(own_lines.BACKGROUND)
+    )
+    rows = of_main.filter(does.is_in(_OF_MAIN), pl.col("place").is_not_null(), pl.lit(one_process))
+    places = rows.sort("samples", descending=True, maintain_order=True).group_by(
+        activity="doing", maintain_order=True
+    )
+    sums = places.agg(pl.col("place", "calls").first(), samples.sum())
+    sums = sums.filter(samples > 2 * others["samples"].sum())
+    whole = of_main["samples"].sum()
+    return sums.with_columns(frac=samples / (whole or 1)).sort(
+        "samples", "activity", descending=[True, False]
+    )
 
 
 def _loading(
