@@ -133,6 +133,24 @@ def test_buffers_that_are_pinned_in_the_loop(call: str, us: int, pins: bool) -> 
     assert (f"mostly {call}" in one.title) == ("buffers once" in one.advice) == pins
 
 
+@pytest.mark.parametrize(
+    ("operator", "call", "advised"),
+    [
+        ("aten::pin_memory", "cudaHostAlloc", "DataLoader(pin_memory=True)"),
+        ("aten::empty", "cudaMalloc", "expandable_segments"),
+    ],
+)
+def test_pinned_host_memory_is_no_device_memory(operator: str, call: str, advised: str) -> None:
+    def between(at: int) -> Rows:
+        inside = host("cuda_runtime", call, (at + 5) * US, 470 * US)
+        return [*python("train.py(31): to_device")(at), host("cpu_op", operator, at * US, 480 * US),
+                inside]  # fmt: skip
+
+    one = first(loop(between), "memory-management")
+    assert advised in one.advice
+    assert ("device memory" in one.title) == (call == "cudaMalloc")
+
+
 def test_graphs_of_pytorch_are_recorded_for_each_shape() -> None:
     builds = loop(lambda at: [host("cuda_runtime", "cudaGraphInstantiate", at * US, 480 * US)])
     assert "mark_dynamic" in first(builds, "graph-building").advice

@@ -305,6 +305,10 @@ KEEP_MAPPED = (
 )
 #: Advice for calls that allocate, register or free pinned host memory.
 HOST_MEMORY = "Allocate and pin host memory once, and reuse it (a pool of pinned buffers)."
+PIN_BATCHES = (
+    " DataLoader(pin_memory=True) pins batches in a thread of its own; copy them with "
+    ".to(device, non_blocking=True)."
+)
 #: Advice for an operator that copies a tensor to pinned memory.
 PINS = (
     "{place} copies to pinned memory on the main thread: DataLoader(pin_memory=True) does so in a "

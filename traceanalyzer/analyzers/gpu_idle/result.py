@@ -277,7 +277,8 @@ class GpuIdle(Result):
     @property
     def allocates_on_host(self) -> bool:
         """Whether most of memory management is of host memory."""
-        return call_class(self.activity(causes.MEMORY_MANAGEMENT).place) == ALLOCATE_HOST
+        place = self.activity(causes.MEMORY_MANAGEMENT).place
+        return call_class(place) == ALLOCATE_HOST or "pin_memory" in place
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
@@ -394,7 +395,7 @@ class GpuIdle(Result):
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host
             or causes.FEWER_NODES * program.replays,
             causes.MEMORY_MANAGEMENT: causes.UNCACHED * program.uncached
-            or causes.HOST_MEMORY * self.allocates_on_host
+            or (causes.HOST_MEMORY + causes.PIN_BATCHES * program.pytorch) * self.allocates_on_host
             or causes.KEEP_MAPPED * program.maps_memory
             or causes.KEEP_IN_POOL * ("Async" in self.activity(cause).place),
             causes.CHECKPOINT_IO: causes.READING.format(lines=lines) * bool(self.reads),
