@@ -303,6 +303,11 @@ def test_the_time_to_search_a_line_grows_with_its_length(kind: str) -> None:
 
 WARN = "host:984:1357 [4] ib_plugin.c:1615 NCCL WARN "
 INFO = "host:919:1150 [0] NCCL INFO "
+GUESSED = (
+    "[rank0]:[W602 06:53:38.4 ProcessGroupNCCL.cpp:45] [PG ID 0 PG GUID 0 Rank 0]  using GPU 0 to "
+    "perform barrier as devices used by this process are currently unknown. This can potentially "
+    "cause a hang if this rank to GPU mapping is incorrect."
+)
 STEPS = "".join(f"iter {n}: loss 2.1, time 20.5ms\n" for n in range(3))
 FAILED = "CUDA out of memory. Tried to allocate 3.00 GiB"
 VLLM = (
@@ -373,6 +378,20 @@ SGLANG = (
         ),
         (f"{INFO}Using network Socket\n{INFO}comm 0x5 rank 0 nRanks 8 nNodes 1 localR", ""),
         (f"{INFO}Using network Socket\n{INFO}NET/IB : No device found.", "may be sockets 0.25"),
+        (
+            "".join(f"n{n}:7{n}:7 [0] NCCL INFO Using network Socket\n" for n in "123"),
+            "sockets 0.5",
+        ),
+        (
+            "".join(f"n1:7{n}:7 [{n}] NCCL INFO Using network Socket\n" for n in "123"),
+            "may be sockets 0.25",
+        ),
+        ("".join(f"n{n}:7{n}:7 [0] NCCL INFO Using network IB\n" for n in "123"), ""),
+        (
+            f"{INFO}NCCL_IB_DISABLE set to 1.\n{INFO}Using network Socket\n{INFO}nNodes 2",
+            "sockets by setting 0.5",
+        ),
+        (GUESSED, "guessed GPU 0.25"),
         (
             f"{INFO}NET/Socket : Using [0]docker0:1<0>\n{INFO}Using network Socket\n{INFO}nNodes 2",
             "sockets 0.5, virtual interface 0.5",

@@ -28,9 +28,9 @@ _EVENTS, _ENGINE, _OOM, _CONTEXT = FORMS = (
     "job_events", "engine", "out_of_memory", "job_context",
 )  # fmt: skip
 _NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n", "last", "total_ns"), pl.Int64)
-_TEXTS = ("what", "message", "group", "op", "ranks", "shape", "gpu", "function")
+_TEXTS = ("what", "message", "group", "op", "ranks", "shape", "gpu", "function", "host")
 _TABLE = (
-    "name: event, function, what: detail, message, n: times, total_ns: time, "
+    "name: event, function, host, what: detail, message, n: times, total_ns: time, "
     "printed_ns: first at, line"
 )
 _RATES = ("tokens_per_s", "prompt_tokens_per_s")
@@ -459,15 +459,18 @@ def _network(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
     network, names, nodes, settings = (
         {*kinds.get(kind, none)["what"]} for kind in ("network", "interface", "nodes", "setting")
     )
-    most = max(map(int, nodes), default=0)
+    hosts = kinds.get("network", pl.DataFrame(schema={"host": pl.String}))["host"]
+    most = max([*map(int, nodes), hosts.drop_nulls().n_unique()])
     is_between = "NET/Socket" in counts or most > 1
     why = ": no InfiniBand device or library was found" * ("no InfiniBand" in kinds)
-    why = ": NCCL_IB_DISABLE=1 is set" if "NCCL_IB_DISABLE" in settings else why
+    is_set = "NCCL_IB_DISABLE" in settings
+    why = ": NCCL_IB_DISABLE=1 is set" if is_set else why
     over = f"TCP sockets between nodes{f' ({format_first(sorted(names), _NAMED)})' * bool(names)}"
     if "NET/Socket" in counts or ("Socket" in network and most > 1):
         example = paths.filter(what="NET/Socket")["message"].head(1)
-        yield _problem("sockets", f"NCCL uses {'; '.join([over, *example])}{why}.")
-    elif "Socket" in network and not most and not counts:
+        kind = "sockets by setting" if is_set else "sockets"
+        yield _problem(kind, f"NCCL uses {'; '.join([over, *example])}{why}.")
+    elif "Socket" in network and not nodes and not counts:
         yield _problem("may be sockets", f"NCCL would use {over}{why}.")
     virtual = sorted(name for name in names if re.match(_VIRTUAL, name))
     if virtual and (is_between or "lost connection" in kinds):

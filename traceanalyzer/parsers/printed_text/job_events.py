@@ -24,7 +24,7 @@ _RANK = (
 )
 _TEXTS = (
     "group", "of_group", "op", "ranks", "shape", "what", "gpu", "rank", "engine", "message",
-    "function",
+    "function", "host",
 )  # fmt: skip
 _OF_FUNCTION = {"guard": "recompilation", "graph break reason": "graph break"}
 _LONGEST, _MOST = 200, 1 << 16
