@@ -138,6 +138,11 @@ def call_class(name: str) -> str:
     return next((one for one, test in _CLASS_TESTS if test.search(name)), OTHER_CALL)
 
 
+def allocates_host(name: str) -> bool:
+    """Whether a call, or PyTorch's operator of this name around it, allocates host memory."""
+    return call_class(name) == ALLOCATE_HOST or "pin_memory" in name
+
+
 def _by_name(names: dict[str, list[str]]) -> dict[str, str]:
     """Return the key of each name in lists of names."""
     return {name: key for key, listed in names.items() for name in listed}

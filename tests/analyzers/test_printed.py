@@ -357,6 +357,46 @@ def test_messages_that_are_wrapped(tmp_path: Path) -> None:
     assert row["free_bytes"] >> 20 == 2560
 
 
+_SHORT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 616.00 MiB."
+_CUT = f"{_SHORT} GPU 0 has a total capacity of 19.50 GiB of "
+_MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "wanted", "capacity", "free"),
+    [
+        (
+            f"{_SHORT}\nGPU has a total capacity of 19.50 GiB of which 550.25 MiB is free.",
+            None, 616, 19_968, 550,
+        ),
+        (f"{_CUT}which 550.25 MiB is free. Including non-PyTorch m", 0, 616, 19_968, 550),
+        ("RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB", None, 2048, None, None),
+        (f"{_SHORT}\n{_CUT}which 550.25 MiB is free.\n{_CUT}",
+         0, 616, 19_968, 550),
+        (f"{next(iter(MESSAGES))}\nCUDA out of memory. Tried to allocate 2.00 GiB",
+         1, 2048, 80_896, 1024),
+    ],
+)  # fmt: skip
+def test_short_messages_of_out_of_memory_errors(
+    tmp_path: Path, text: str, device: int, wanted: int, capacity: int, free: int
+) -> None:
+    """Messages without allocated memory; those that a longer one repeats count once."""
+    (path := tmp_path / "job.log").write_text(f"loss 2.1\n{text}\nloss 2.1\n")
+    result = ta.printed(path)
+    (row,) = result.to_polars("memory").to_dicts()
+    sizes = [row[f"{name}_bytes"] for name in ("requested", "capacity", "free")]
+    assert [one and one // _MIB for one in sizes] == [wanted, capacity, free]
+    assert (row["device"], result.scalars["ooms"]) == (device, 1)
+
+
+def test_times_of_events_are_dates(tmp_path: Path) -> None:
+    (path := tmp_path / "job.log").write_text(
+        "[2025-06-28T09:19:58Z] Signal 11 (SIGSEGV) received by PID 5\nSignal 9\n"
+    )
+    events = ta.printed(path).to_polars("job_events")
+    assert events["first_at"].to_list() == ["2025-06-28 09:19:58"]
+
+
 def test_lines_after_a_short_message_are_no_part_of_it(tmp_path: Path) -> None:
     step = "step: {}  loss: 2.1  memory: 20.00GiB(25%)  tps: 1,000  tflops: 9.0  mfu: 3.0%"
     (path := tmp_path / "job.log").write_text(

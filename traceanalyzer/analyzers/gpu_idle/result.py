@@ -22,7 +22,7 @@ from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View, memoized
 from traceanalyzer.units import format_first, format_frac, format_ns
-from traceanalyzer.vocabulary import ALLOCATE_HOST, call_class
+from traceanalyzer.vocabulary import allocates_host
 
 #: Share of the time below which no action is needed.
 _LITTLE = 0.05
@@ -277,8 +277,7 @@ class GpuIdle(Result):
     @property
     def allocates_on_host(self) -> bool:
         """Whether most of memory management is of host memory."""
-        place = self.activity(causes.MEMORY_MANAGEMENT).place
-        return call_class(place) == ALLOCATE_HOST or "pin_memory" in place
+        return allocates_host(self.activity(causes.MEMORY_MANAGEMENT).place)
 
     @cached_property
     def reads(self) -> tuple[str, ...]:

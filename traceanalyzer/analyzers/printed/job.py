@@ -30,8 +30,7 @@ _EVENTS, _ENGINE, _OOM, _CONTEXT = FORMS = (
 _NUMBERS = dict.fromkeys(("number", "n_in", "n_out", "n", "last", "total_ns"), pl.Int64)
 _TEXTS = ("what", "message", "group", "op", "ranks", "shape", "gpu", "function", "host")
 _TABLE = (
-    "name: event, function, host, what: detail, message, n: times, total_ns: time, "
-    "printed_ns: first at, line"
+    "name: event, function, host, what: detail, message, n: times, total_ns: time, first_at, line"
 )
 _RATES = ("tokens_per_s", "prompt_tokens_per_s")
 _OF_LINES = {
@@ -78,7 +77,7 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     """Return the events of the logs of jobs, and the problems that they show.
 
     ``job_events``: one row per event of a rank: name (its kind), what, message (from the first such
-    line), n, printed_ns, line. ``engine``: one row per line: name (vLLM, SGLang), engine,
+    line), n, printed_ns, first_at, line. ``engine``: one row per line: name (vLLM, SGLang), engine,
     tokens_per_s (generated), prompt_tokens_per_s, running, waiting, kv_cache_frac, preemptions,
     printed_ns, line.
     """
@@ -87,7 +86,8 @@ def form(rows: pl.DataFrame, _options: Options) -> Form | None:
     lines = wide(rows, _ENGINE, _OF_LINES, ("engine",)).with_columns(
         kv_cache_frac=pl.coalesce("kv_cache_frac", percent)
     )
-    printed = events.filter(form=_EVENTS)
+    at = pl.from_epoch("printed_ns", "ns").dt.strftime("%Y-%m-%d %H:%M:%S")
+    printed = events.filter(form=_EVENTS).with_columns(first_at=at)
     each = _problems(rows, events, lines)
     if printed.is_empty() and lines.is_empty() and not each:
         return None

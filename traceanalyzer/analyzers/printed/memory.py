@@ -196,10 +196,14 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     others = events.join(summaries, on=place, how="anti", nulls_equal=True).unique(
         place, keep="last"
     )
-    errors = wide(rows, _ERROR, _OF_ERROR).join(
-        summaries, on=[*place, "device"], how="anti", nulls_equal=True
-    )
-    errors = pl.concat([errors, others.sort("line")], how="diagonal")
+    errors, full = wide(rows, _ERROR, _OF_ERROR), pl.col("allocated_bytes").is_not_null()
+    known = errors.filter(full).join(summaries, on=[*place, "device"], how="anti", nulls_equal=True)
+    # messages that are cut or short may be printed again, or explained by a summary
+    short = errors.filter(~full).join(summaries, on=place, how="anti", nulls_equal=True)
+    same = [*place, "requested_bytes"]
+    short = short.join(errors.filter(full), on=same, how="anti", nulls_equal=True)
+    short = short.sort("capacity_bytes", nulls_last=True).unique(same, keep="first")
+    errors = pl.concat([known, short.sort("line"), others.sort("line")], how="diagonal")
     reserved = pl.coalesce(
         "reserved_bytes", pl.col("allocated_bytes") + pl.col("unused_bytes").fill_null(0)
     )
@@ -336,14 +340,17 @@ def _fragmentation(devices: pl.DataFrame) -> str:
 
 def _demand(devices: pl.DataFrame) -> str:
     """Return a sentence on why an allocation failed: who has the memory, or which limit it hit."""
-    rows = devices.filter(pl.col("ooms") > 0).drop_nulls(["capacity_bytes", "free_bytes"])
+    rows = devices.filter(pl.col("ooms") > 0).drop_nulls("requested_bytes")
     if rows.is_empty():
         return ""
     row = rows.row(0, named=True)
+    gpu = f"GPU {row['device']}" if row["device"] is not None else "a GPU"
+    if row["capacity_bytes"] is None or row["free_bytes"] is None:
+        return f"{format_bytes(row['requested_bytes'])} were requested on {gpu}."
     requested, end, capacity, free = (
         format_bytes(row[f"{name}_bytes"]) for name in ("requested", "end", "capacity", "free")
     )
-    gpu = f"{requested} were requested on GPU {row['device']}"
+    gpu = f"{requested} were requested on {gpu}"
     if row["requested_bytes"] > row["capacity_bytes"]:
         return f"{gpu}, which has {capacity}: one tensor is too large; the traceback has its line."
     if row["allowed_bytes"] is not None:
@@ -356,6 +363,8 @@ def _demand(devices: pl.DataFrame) -> str:
             f"{gpu} while {free} of {capacity} were free: the model does not fill it. Look for a "
             "limit of the container, the driver, or the host memory that the driver maps."
         )
+    if row["end_bytes"] is None:
+        return f"{gpu}, of which {free} of {capacity} were free."
     others = row["capacity_bytes"] - row["free_bytes"] - row["reserved_end_bytes"]
     outside = ""
     if others > _OTHERS_FRAC * row["capacity_bytes"]:

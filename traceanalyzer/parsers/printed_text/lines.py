@@ -143,7 +143,8 @@ _WRAPPED = re.compile(
     r"|Watchdog caught collective operation timeout:\s*$"
 )
 _CONTINUES = re.compile(
-    r"\s*(?:WorkNCCL\(|[GN]PU \d+ has a |Process \d+ has |Including non-PyTorch|Of the allocated "
+    r"\s*(?:WorkNCCL\(|[A-Z]?PU (?:\d+ )?has a |Process \d+ has "
+    r"|Including non-PyTorch|Of the allocated "
     r"|is (?:reserved|allocated|free)\b|(?:memory )?in use\.|(?:reserved|allocated) by PyTorch"
     r"|(?:but )?unallocated\b|by PyTorch\b"
     r"|[\d.]+ [KMGT]iB (?:is|already|free|current|reserved|total)\b)"

@@ -70,11 +70,9 @@ class Reader:
         texts = {name: one[one.lastindex or 0] for name, one in matches.items() if one}
         known = {name: size(text.replace("bytes", "B")) for name, text in texts.items()}
         device = _DEVICE.search(text)
-        if device and "allocated_bytes" in known:
-            figures = {"device": float(device[1]), **self._wanted, **known}
-            self.rows.add(ERROR, (self.rows.block(), None), line, figures, name=api or "")
-            return True
-        return False
+        figures = {"device": float(device[1]) if device else None, **self._wanted, **known}
+        self.rows.add(ERROR, (self.rows.block(), None), line, figures, name=api or "")
+        return True
 
     def close(self, line: Line) -> None:
         """End the text: a summary without its last line is truncated."""
