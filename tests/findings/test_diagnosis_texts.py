@@ -265,19 +265,26 @@ def test_budget_of_one_rank_does_not_separate_wait_time(shared: Path) -> None:
     assert names == ["wait time for other ranks", "transfer"]
 
 
+@pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize("hole", [range(20, 30), range(20, 22), range(0)])
-def test_idle_time_is_not_judged_in_recordings_with_a_hole(hole: range) -> None:
-    """Kernels of which the launch calls were recorded are missing; few of them do not matter."""
+def test_idle_time_is_not_judged_in_recordings_with_a_hole(hole: range, *, timed: bool) -> None:
+    """Kernels of which the launch calls were recorded are missing; few of them do not matter.
+
+    So are kernels without a duration.
+    """
     events = [step(0, 0, 60 * MS)]
     for n in range(60):
         launch = host("cuda_runtime", "cudaLaunchKernel", n * MS, 10 * US, correlation=n)
         kernel = device("gemm", n * MS + 20 * US, MS // 2, correlation=n)
-        events += [launch] if n in hole else [launch, kernel]
+        untimed = [] if timed else [{**kernel, "dur": None}]
+        events += [launch, *untimed] if n in hole else [launch, kernel]
     result = ta.diagnose(trace(events))
     found = any(one.id in IDLE_RULES.values() for one in result.findings)
     assert found == (len(hole) < 10)
     unknown = "kernels are missing within the recording"
     assert (unknown in result.rules["why"].to_list()) == (not found)
+    assert ("idle" in result.budget["part"].to_list()) == (result.timeline is not None) == found
+    assert found or not any(one.id == "uneven-steps" for one in result.findings)
 
 
 def test_a_trace_of_calls_names_the_commands_for_it() -> None:

@@ -147,21 +147,26 @@ def judge(examined: Examination, rules: Sequence[Rule] = RULES) -> Diagnosis:
     little = _little_work(answers)
     lost = _lost_work(answers)
     skipped = {rule.id: _why_skipped(rule, examined, little) for rule in rules}
-    skipped |= {one: why or lost or None for one, why in skipped.items() if one in _IDLE}
+    skipped |= {
+        one: why or lost or None
+        for one, why in skipped.items()
+        if one in _IDLE or (one == "uneven-steps" and lost == _MISSING)
+    }
+    unknown = bool(little) or lost == _MISSING
     candidates = [
         one for rule in rules if skipped[rule.id] is None for one in _candidates(rule, answers)
     ]
     gained = gains.with_gains(_chained(candidates), examined, answers, rules)
     return Diagnosis(
         tuple(sorted(gained.findings, key=_by_severity)),
-        pl.DataFrame(schema=_BUDGET_TYPES) if little else budget(answers),
+        pl.DataFrame(schema=_BUDGET_TYPES) if unknown else budget(answers),
         _checks(rules, skipped, gained),
         examined.files,
         answers.time.per if answers.time.whole_ns else "",
         answers.time.of if answers.time.whole_ns else "",
         warning=_warning(examined, answers),
         about=", ".join(filter(None, _about(examined, gained))),
-        timeline=None if little else _timeline(examined, gained.findings),
+        timeline=None if unknown else _timeline(examined, gained.findings),
         instead=_of_text_only(examined),
         little=little,
         without=tuple(gained.without),
@@ -283,9 +288,11 @@ def _lost_work(answers: Answers) -> str:
     inside = pl.col("text").str.contains(soundness.WITHIN, literal=True)
     missing = int(rows.filter(inside, code=vocabulary.MISSING_KERNELS)["count"].sum())
     whole = missing + int(info.contents["device_work"].sum())
-    return "kernels are missing within the recording" if missing > _MUCH_LOST * whole else ""
+    return _MISSING if missing > _MUCH_LOST * whole else ""
 
 
+#: Why idle time is unknown on devices.
+_MISSING = "kernels are missing within the recording"
 #: Idle time is unknown if more than this share of the device work is missing.
 _MUCH_LOST = 0.1
 #: Less GPU work than this, and than this share of the recorded time, is almost none.

@@ -403,6 +403,17 @@ def _kernel_launches(trace: Trace) -> pl.DataFrame:
     return calls.join(replays.captured(trace), on="event", how="anti", maintain_order="left")
 
 
+def _untimed_kernels(trace: Trace) -> Iterator[Issue]:
+    """Yield kernels without a duration before others that have one: they are not idle time."""
+    work = trace.events[["kind", "ts", "dur"]].filter(of_kinds(words.DEVICE_WORK))
+    last = work.drop_nulls("dur")["ts"].max()
+    count = work.filter(pl.col("dur").is_null(), pl.col("ts") < last).height if last else 0
+    if count >= max(_MISSING, _MISSING_FRAC * work.height):
+        text = f"{count:,} of {format_count(work.height, 'record')} of device work have no "
+        text += f"duration{WITHIN}; record again, and write the file with torch.profiler's export"
+        yield "notice", words.MISSING_KERNELS, count, text
+
+
 def _missing_kernels(trace: Trace) -> Iterator[Issue]:
     """Yield kernels that were launched and are not recorded, by their place in the recording."""
     calls = _kernel_launches(trace)
@@ -445,7 +456,14 @@ def problems(trace: Trace) -> list[Issue]:
     Args:
         trace: the trace of one rank, with all kinds of events.
     """
-    found = (_missing_kernels, _no_caching_allocator, _several_processes, _graph_gaps, _ready_late)
+    found = (
+        _missing_kernels,
+        _untimed_kernels,
+        _no_caching_allocator,
+        _several_processes,
+        _graph_gaps,
+        _ready_late,
+    )
     return [issue for find in found for issue in find(trace)]
 
 
