@@ -543,6 +543,18 @@ def test_the_first_run_in_which_a_role_jumped(operators: bool, tmp_path: Path) -
     assert result.verdict.startswith("Run 3 ")
 
 
+def test_a_role_that_jumped_in_equal_steps(tmp_path: Path) -> None:
+    """No run is slower; the verdict still has the first run in which a role changed."""
+    slow = [*LAYER[:4], LAYER[4]._replace(kernels=((LAYER[4].kernels[0][0], 42),)), *LAYER[5:]]
+    files = [str(record(tmp_path / f"{n}.json", one)) for n, one in enumerate((LAYER, LAYER, slow))]
+    result = ta.diff_series(files)
+    assert result.runs["outcome"].to_list() == [None, "no change", "no change"]
+    first = result.roles.row(0, named=True)
+    assert first["jump"] == 3
+    assert f"run 3: {first['role']}" in result.verdict
+    assert "run 3" not in ta.diff_series(files[:2]).verdict
+
+
 def test_a_series_needs_two_runs() -> None:
     with pytest.raises(OptionError):
         ta.diff_series([str(UPGRADE)])

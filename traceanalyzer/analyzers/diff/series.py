@@ -195,13 +195,18 @@ class DiffSeries(Result):
     def _verdict(self) -> str:
         changed = self.runs.filter(pl.col("outcome").is_in(("regression", "improvement")))
         if changed.is_empty():
-            return "No run differs significantly from the first one."
+            text = "No run differs significantly from the first one."
+            return f"{text}{self._changed_roles(self.roles['jump'].min() or 0)}"
         row = changed.row(0, named=True)
         text = (
             f"Run {row['run']} ({row['path']}) is the first that differs: "
             f"{format_ns(row['value_ns'])}, {format_change(row['change_frac'])} ({row['outcome']})."
         )
-        rows = self.roles.filter(pl.col("jump") == row["run"]).head(_NAMED)
+        return f"{text}{self._changed_roles(row['run'])}"
+
+    def _changed_roles(self, run: object) -> str:
+        """Name the roles that changed first in this run, if any."""
+        rows = self.roles.filter(pl.col("jump") == run).head(_NAMED)
         by = [
             f"{role} {format_ns(abs(ns))} {'more' if ns > 0 else 'less'}"
             + (f", {kernel} in place of {other}" if other else "")
@@ -209,7 +214,7 @@ class DiffSeries(Result):
                 "role", "change_ns", "kernel", "in_place_of"
             ).iter_rows()
         ]
-        return f"{text} Roles that changed there: {'; '.join(by)}." if by else text
+        return f" Roles that changed in run {run}: {'; '.join(by)}." if by else ""
 
 
 def in_order(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
