@@ -411,8 +411,8 @@ def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     names_it = cause == causes.HOST_CODE and bool(re.search(reads, f"{one.place} {one.called}"))
     names_it |= cause == causes.DATALOADING and 2 * answers.free_of_loader < 1  # it is the limit
     call, _ = _waits_before(answers, cause) if cause in _OF_HOST and not names_it else ("", 0.0)
-    how = "Or" if cause == causes.DATALOADING else "Or, if it needs no results of the GPU,"
-    return f" {how} remove the wait before it ({call}), so that the host runs ahead." * bool(call)
+    first = "Or" if cause == causes.DATALOADING else "If this code needs no results of the GPU,"
+    return f" {first} remove the wait before it ({call}): the host then runs ahead." * bool(call)
 
 
 def _slowest_of_loading(result: GpuIdle) -> str:
@@ -584,8 +584,8 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
     if cause in _OF_HOST and (before := _waits_before(answers, cause))[0]:
         yield (
             f"Right before {format_frac(before[1])} of it the host waits for the device "
-            f"({before[0]}): without that call, {causes.NAMES[cause]} would overlap with device "
-            "work."
+            f"({before[0]}): without that call, {causes.NAMES[cause]} could overlap with device "
+            "work, if it needs no results of the GPU."
         )
     elif cause == causes.SMALL_COPIES:
         yield from _small_copies(result, answers)

@@ -629,7 +629,7 @@ def budget(answers: Answers) -> pl.DataFrame:
     of_cause = sorted(idle.items(), key=lambda item: (-item[1], item[0]))
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     few = sum(ns for ns in idle.values() if ns < least)
-    rows += [(IDLE, OTHER, few)] * (few >= max(least, 1))
+    rows += [(IDLE, OTHER, few)] * (few > 0)
     if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         of_steps = longest_first(in_steps(kernels, time), compute["kernel"], "busy_ns")

@@ -261,7 +261,7 @@ def _why_slow(
     name, only = rows["name"][0], rows["usual_ns"][0] is None
     if only:
         return each, advice_on_slice(name, pytorch=answers.program.pytorch)
-    if kernels and kernels.why in (MORE_KERNELS, LARGER_INPUTS) and worst["grown"] == "compute":
+    if kernels and worst["grown"] == "compute":
         return f"{each}; {kernels.text}", kernels.advice(answers.program.clocks)
     return each, _grown_cause(answers, frame_text(name))[1]
 

@@ -524,7 +524,9 @@ def _contents(report: ReportContent) -> str:
 
 #: Facts that are in the line of what was recorded, and parts of the time budget.
 _ABOVE = ("ranks", "files", "step_count", "median_ns")
-_IN_BUDGET = ("idle_frac", "dataloading_frac", "exposed_frac", "wait_frac")
+_IN_BUDGET = (
+    "idle_frac", "dataloading_frac", "exposed_frac", "in_collectives_frac", "wait_frac",
+)  # fmt: skip
 
 
 def _facts(report: ReportContent) -> str:

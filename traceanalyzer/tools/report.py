@@ -170,12 +170,13 @@ def _shares_of_time(results: Mapping[str, Any], diagnosis: Diagnosis) -> Iterato
         yield fact("dataloading_frac", loading, pl.col("name") == loading)
     on_host = pl.col("name").is_in((WAIT, causes.IN_COLLECTIVES))
     communication = {
-        EXPOSED_COMMUNICATION: pl.col("part") == EXPOSED_COMMUNICATION,
-        f"{causes.IN_COLLECTIVES} on the host": (pl.col("part") == IDLE) & on_host,
-    }
-    of_parts = {name: of for name, of in communication.items() if rows.filter(of).height}
-    for name, of in of_parts.items():
-        yield fact("exposed_frac", name, of)
+        "exposed_frac": (EXPOSED_COMMUNICATION, pl.col("part") == EXPOSED_COMMUNICATION),
+        "in_collectives_frac": (
+            f"{causes.IN_COLLECTIVES} on the host", (pl.col("part") == IDLE) & on_host,
+        ),
+    }  # fmt: skip
+    of_parts = [(key, *one) for key, one in communication.items() if rows.filter(one[1]).height]
+    yield from (fact(*one) for one in of_parts)
     compared = results.get("comm_outliers")
     if of_parts and compared is not None and compared.totals.n_matched:
         yield fact("wait_frac", WAIT, pl.col("name") == WAIT)

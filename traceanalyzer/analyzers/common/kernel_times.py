@@ -147,11 +147,13 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
             return _single(kernels, rows, calls, key, value, who)
         these = kernels if key == "step" else kernels.filter(pl.col(key) == pl.lit(value))
         return _longer(rows, these, who, _slow_steps(kernels, key, value))
-    if (added := _added(rows, more, who)) is not None:
-        return added
     counts = _with_usual(kernels.with_columns(blocks=pl.lit(None, pl.Int64)), key, value)
-    if counts.filter(n > usual_n * (1 + _APART)).is_empty():
+    more_often = counts.filter(n > usual_n * (1 + _APART))["kernel"]
+    if more_often.is_empty():
         return Difference(LARGER_INPUTS, f"kernels have larger grids than {who} (larger inputs)")
+    added = _added(rows.filter(pl.col("kernel").is_in(more_often.implode())), rows, more, who)
+    if added is not None:
+        return added
     only = rows.filter((usual_n == 0) & (pl.col("total_ns") > more / 2))
     if only.height:
         top = only.sort("total_ns", "kernel", descending=[True, False]).row(0, named=True)
@@ -171,7 +173,9 @@ def compare(kernels: pl.DataFrame, key: str, value: object, who: str) -> Differe
     return Difference(MORE_KERNELS, text, attends)
 
 
-def _added(rows: pl.DataFrame, more: float, who: str) -> Difference | None:
+def _added(
+    more_often: pl.DataFrame, rows: pl.DataFrame, more: float, who: str
+) -> Difference | None:
     """Return the difference if a kernel with a grid of its own runs in addition to all others.
 
     Kernels of larger inputs run in place of those that the others run. More than half of the
@@ -179,7 +183,7 @@ def _added(rows: pl.DataFrame, more: float, who: str) -> Difference | None:
     """
     missing = rows.select(((pl.col("usual_n") - pl.col("n")).clip(0) * pl.col("usual_mean")).sum())
     shared = rows.filter(pl.col("usual_n") > 0)["kernel"]
-    only = rows.filter(
+    only = more_often.filter(
         pl.col("blocks").is_not_null(), pl.col("usual_n") == 0, pl.col("total_ns") > more / 2,
         pl.col("kernel").is_in(shared.implode()),
     )  # fmt: skip
@@ -190,7 +194,7 @@ def _added(rows: pl.DataFrame, more: float, who: str) -> Difference | None:
     return Difference(
         MORE_KERNELS,
         f"{calls} of {top['kernel']} with a grid of {top['blocks']:,} blocks "
-        f"({format_ns(top['total_ns'])}), which does not run {who}",
+        f"({format_ns(top['total_ns'])}), which {'does' if top['n'] == 1 else 'do'} not run {who}",
     )
 
 
@@ -324,8 +328,10 @@ def _by_gpu(
         factor: how many times as long kernels take.
         who: phrase for the others.
     """
+    usual_names = rows.filter(pl.col("usual_n") > 0)["kernel"].implode()
+    other_grids = rows.filter(pl.col("usual_n") == 0, pl.col("kernel").is_in(usual_names))
     known = rows.filter(pl.col("n") > 0, pl.col("usual_n") > 0)
-    if known["blocks"].null_count():
+    if known["blocks"].null_count() or other_grids.height:
         return None
     longest, usual = (known.select((pl.col("n") * pl.col(c)).sum()).item() for c in _LONGEST)
     some = longest / usual - 1 < _LITTLE * (factor - 1)
@@ -342,17 +348,23 @@ def _by_gpu(
 
 
 _LONGEST = ("max_ns", "usual_max")
-#: Times of one level differ by at most this share.
-_LEVEL = 0.1
+#: Times of one level differ by at most this share; fewer steps tell nothing.
+_LEVEL, _LEAST_STEPS = 0.1, 5
 
 
 def has_levels(times: pl.Series) -> bool:
-    """Whether times of steps (or speeds) have at most two levels, as of a clock that falls."""
+    """Whether times of steps (or speeds) have one level or two, as of a clock that falls.
+
+    Few steps, or one that differs, show none.
+    """
     ordered = times.sort()
-    rise = ordered / ordered.shift(1)
-    at = rise.fill_null(1).arg_max() or 0
+    at = (ordered / ordered.shift(1)).fill_null(1).arg_max() or 0
+    if ordered.len() < _LEAST_STEPS:
+        return False
+    if ordered[-1] <= (1 + _LEVEL) * ordered[0]:
+        return True
     parts = (ordered[:at], ordered[at:])
-    return all(not one.len() or one[-1] <= (1 + _LEVEL) * one[0] for one in parts)
+    return all(one.len() > 1 and one[-1] <= (1 + _LEVEL) * one[0] for one in parts)
 
 
 def _except_parameters(rows: pl.DataFrame) -> float:

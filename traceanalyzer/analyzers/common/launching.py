@@ -323,25 +323,26 @@ def wait_for_null_stream(work: pl.DataFrame, launched: pl.DataFrame) -> bool:
 def is_late(work: pl.DataFrame, launched: pl.DataFrame) -> bool:
     """Return whether most copies have streams of their own, but what is launched next waits.
 
-    It is most of their time, and their streams run no kernels. Kernels that run during a copy were
-    launched before it.
+    It is most of their time, their streams run no kernels, and kernels run in less than half of it.
 
     Args:
         work: device, stream, kind, start, end of device work.
         launched: work (row), start, end of its launch calls.
     """
     rows = work.select("device", "stream", "kind", "start", "end")[launched["work"]]
-    rows = rows.with_columns(at=launched["start"]).sort("at")
-    is_copy, length = pl.col("kind") == "gpu_memcpy", pl.col("end") - pl.col("start")
-    kernels = rows.filter(kind="kernel")
-    copies = rows.filter(is_copy)
-    whole = copies.select(length.sum()).item()
+    rows = rows.with_columns(at=launched["start"])
+    copies, length = rows.filter(kind="gpu_memcpy").sort("at"), pl.col("end") - pl.col("start")
+    if copies.is_empty():
+        return False
+    kernels = rows.filter(kind="kernel").sort("at")
     apart = copies.join(kernels, on=["device", "stream"], how="anti", nulls_equal=True)
     waits = apart.join_asof(
         kernels.select("device", "at", begin="start"), on="at", by="device", strategy="forward",
         check_sortedness=False,
     ).filter(pl.col("begin") >= pl.col("end"))  # fmt: skip
-    return bool(whole) and 2 * waits.select(length.sum()).item() > whole
+    waiting, whole = (int(one.select(length.sum()).item()) for one in (waits, copies))
+    overlap = intervals.overlap_with(waits, kernels, ["device"])["overlap"].sum()
+    return 2 * waiting > whole and 2 * overlap < waiting
 
 
 #: The null stream in CUPTI and in ROCm.

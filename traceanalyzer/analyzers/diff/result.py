@@ -458,7 +458,7 @@ def _most(result: Diff, measure: Measure, row: Mapping[str, Any]) -> str:
         return ""
     whole = int(result.parts["change_ns"].sum())
     share = row["change_ns"] / whole if whole else 0.0
-    return f", {format_frac(share)} of the change" if share > _MOST_FRAC else ""
+    return f", {format_frac(share)} of the change" if _MOST_FRAC < share <= 1 else ""
 
 
 def _all_kernels(result: Diff) -> str:

@@ -117,7 +117,7 @@ def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list
         OptionError: a regular expression or a factor is not valid, or matches nothing.
     """
     whole, (calls, work) = engine.joined(job.weights), job.timed
-    if spans is not None:
+    if spans is not None and change.free:
         mine = _of_programs(job, spans)
         within = intervals.overlap_with(calls, mine, ["program"])["overlap"] > 0
         calls = calls.with_columns(kind=pl.when(within & ~_are_needed(calls, mine)).then("kind"))
@@ -145,9 +145,9 @@ def changed(job: Job, change: Change, spans: pl.DataFrame | None = None) -> list
 
 
 def _are_needed(calls: pl.DataFrame, mine: pl.DataFrame) -> pl.Series:
-    """Mark calls before long host code of which these spans have less than half.
+    """Mark waits and copies before long host code of which these spans have less than half.
 
-    It may need the results that such a call waits for, and then cannot run before it.
+    It may need the results of their operator, and then cannot run before it.
     """
     of_next = pl.col("start", "code_ns").shift(-1).over("program", "thread").name.prefix("next_")
     after = calls.with_columns(of_next).select(
@@ -157,7 +157,9 @@ def _are_needed(calls: pl.DataFrame, mine: pl.DataFrame) -> pl.Series:
         code=pl.col("next_code_ns").fill_null(0),
     )
     within = intervals.overlap_with(after, mine, ["program"])["overlap"]
-    return (after["code"] > _LONG_CODE_NS) & (2 * within < after["code"])
+    before = (after["code"] > _LONG_CODE_NS) & (2 * within < after["code"])
+    of_operators = pl.Series(_of_operators(calls, before.to_numpy()))
+    return of_operators & calls["kind"].is_in(["synchronise", "copy"]).fill_null(value=False)
 
 
 def _require_names(job: Job, pattern: str) -> None:
