@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     OTHER_KERNELS,
     SLOW_GPU,
     compare,
+    has_levels,
 )
 from traceanalyzer.analyzers.kernels import Options
 from traceanalyzer.analyzers.kernels.compute import combine, measure_for_diagnosis
@@ -164,8 +165,8 @@ def test_kernel_that_only_one_runs(key: str, why: str) -> None:
     [
         (2.0, 1.0, None, (5,), LARGER_INPUTS),
         (2.0, 1.0, 7, (5,), LARGER_INPUTS),  # one step shows no two speeds
-        (2.0, 1.0, 7, (5, 6), SLOW_GPU),
-        (1.6, 1.0, 7, (5, 6), SLOW_GPU),
+        (2.0, 1.0, 7, (4, 5), SLOW_GPU),
+        (1.6, 1.0, 7, (4, 5), SLOW_GPU),
         (2.0, 2.0, 7, (5,), SLOW_GPU),
         (1.0, 1.0, 7, (5,), SLOW_GPU),
     ],
@@ -383,3 +384,32 @@ def test_no_kernel_with_equal_grids_has_no_difference() -> None:
     ]
     frame = pl.DataFrame(rows, schema=schema, orient="row")
     assert compare(frame, "step", "s3", "in other steps") is None
+
+
+def test_a_grid_for_each_step_is_larger_inputs() -> None:
+    """Each step has as many calls: none is additional."""
+    rows = [
+        ("gemm", f"s{number}", 14, 14 * (300 + 100 * number) * 1000, 300 + 100 * number)
+        for number in range(8)
+    ]
+    names = ["kernel", "step", "n", "total_ns", "blocks"]
+    frame = pl.DataFrame(rows, schema=names, orient="row")
+    frame = frame.with_columns(max_ns=pl.col("total_ns") // 14)
+    difference = compare(frame, "step", "s7", "in other steps")
+    assert difference is not None
+    assert difference.why == LARGER_INPUTS
+
+
+@pytest.mark.parametrize(
+    ("times", "levels"),
+    [
+        ([1.0] * 5, True),
+        ([1.0, 1.0, 1.0, 1.4, 1.4], True),
+        ([1.0, 1.0, 1.0, 1.0, 1.4], False),
+        ([1.0, 1.4], False),
+        ([1.0, 1.2, 1.4, 1.6, 1.8], False),
+        ([], False),
+    ],
+)
+def test_levels_need_several_steps_each(times: list[float], levels: bool) -> None:
+    assert has_levels(pl.Series(times, dtype=pl.Float64)) == levels

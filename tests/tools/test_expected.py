@@ -113,7 +113,7 @@ def test_predicted_and_measured_gain_are_shares_of_the_same_steps(kernel: int) -
     assert result.measure is not None
     assert result.measure.before == pytest.approx(10.3 * MS + 15 * MS)
     lost, later = 3 * 60 * MS / 11, 10.3 * MS + 3 * 60 * MS / 11
-    assert result.expected.of == "mean step after the first"
+    assert result.expected.of == "mean step before (first step excluded)"
     assert result.expected.gain_frac == pytest.approx(lost / later, rel=0.01)
     gained = lost + (10 - kernel) * MS
     assert result.expected.measured_frac == pytest.approx(gained / later)
@@ -124,7 +124,7 @@ def test_steps_that_are_alike_have_one_mean() -> None:
     result = ta.check_fix(loading([5] * 8), loading([1] * 8), "data-loading")
     assert result.expected is not None
     assert result.measure is not None
-    assert result.expected.of == "mean step"
+    assert result.expected.of == "mean step before"
     assert result.expected.measured_frac == pytest.approx(4 / 15.3)
     assert result.expected.measured_frac == -(result.measure.change_frac or 0)
     assert result.expected.gain_frac == pytest.approx(5 / 15.3, rel=0.02)

@@ -231,14 +231,14 @@ def _with_gain(one: Finding, frac: float, replay: Replay, time: DeviceTime) -> F
 
 def _whole(one: Finding, replay: Replay, time: DeviceTime) -> str:
     """Return what a gain is a share of if that is another time than the recorded one."""
-    is_other = _is_usual([one], replay, time) and abs(_by_step([one], replay, time) - 1) >= _OTHER
+    is_other = _is_usual([one], replay, time) and abs(_by_step([one], replay, time) - 1) >= OTHER
     parts = [" after the first step"] * is_other
     parts += [" without the profiler"] * (replay.unprofiled_frac < 1)
     return f"{time.of}{''.join(parts)}" * bool(parts)
 
 
 #: From this difference on, the mean step after the first is another one than that of all steps.
-_OTHER = 0.05
+OTHER = 0.05
 
 
 def _step_ns(findings: Collection[Finding], replay: Replay, time: DeviceTime) -> float:

@@ -31,7 +31,7 @@ from traceanalyzer.analyzers.common.waits import (
     wait_of,
 )
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, PATH, LeafPaths, by_line
-from traceanalyzer.findings.rule import ADVICE as TEXTS, Answers, Measured, rule
+from traceanalyzer.findings.rule import ADVICE as TEXTS, Answers, Measured, Rule, rule
 from traceanalyzer.units import (
     format_frac,
     format_ranges,
@@ -278,7 +278,7 @@ def _checkpoints(result: LeafPaths, rows: pl.DataFrame) -> Iterator[Measured]:
         places = [f"{name} ({path}:{line})" for name, path, line in lines.iter_rows()]
         yield Measured(
             size=share,
-            title=f"{format_frac(share)} of samples with your code save checkpoints: "
+            title=f"{format_frac(share)} of samples without idle threads save checkpoints: "
             f"{', '.join(places)}.",
             evidence=(
                 *[f"{format_weight(waits, result.unit)} of it wait, such as for the save before."]
@@ -487,4 +487,4 @@ def _below(result: LeafPaths, row: Mapping[str, Any]) -> str:
     return f"{share} of it is in {called}: call it less often, or with less data."
 
 
-RULES = (_hot_line,)
+RULES: tuple[Rule, ...] = (_hot_line,)

@@ -9,7 +9,7 @@ from traceanalyzer.analyzers.common.soundness import ALLOCATES_ON_GPU
 from traceanalyzer.analyzers.info.compute import Info
 from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings import memory, samples, straggling
-from traceanalyzer.findings.rule import ADVICE as TEXTS, Answers, Measured, rule
+from traceanalyzer.findings.rule import ADVICE as TEXTS, Answers, Measured, Rule, rule
 from traceanalyzer.findings.steps import RULES as OF_STEPS, uneven_steps
 from traceanalyzer.units import (
     format_bytes,
@@ -295,7 +295,7 @@ def _missing_ranks(result: Info, answers: Answers) -> Iterator[Measured]:
     )
 
 
-RULES = (
+RULES: tuple[Rule, ...] = (
     _contended_cpus, uneven_steps, _double_products, _growing_calls, *OF_STEPS, *samples.RULES,
     *memory.RULES, _dropped_events, _failed_program, _gpu_not_traced, _missing_ranks,
 )  # fmt: skip

@@ -118,6 +118,9 @@ def read_ranks(
     """
     source = Source(path)
     selection = _selection(**selected)
+    if selection.kinds and {*DEVICE_WORK} <= selection.kinds:
+        # say why there are no kernels
+        selection = replace(selection, kinds=selection.kinds | {RANGE})
 
     def finished(build: Callable[[], Trace]) -> Trace:
         with _contained(source):
@@ -162,11 +165,8 @@ def _selection(
     ranks: Iterable[int] | None = None,
 ) -> Selection:
     """Check and convert the keywords of :func:`read`."""
-    kept = None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind")
-    if kept and {*DEVICE_WORK} <= kept:
-        kept |= {RANGE}  # say why there are no kernels
     return Selection(
-        kinds=kept,
+        kinds=None if kinds is None else known(kinds, (*KINDS, *TABLE_KINDS), "kind"),
         names=several(names),
         columns=known(columns, schema.ON_REQUEST, "column"),
         unused=frozenset(unused),

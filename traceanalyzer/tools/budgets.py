@@ -34,10 +34,12 @@ from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options
 from traceanalyzer.analyzers.diff.compute import DIFF, combine
 from traceanalyzer.analyzers.diff.result import Diff, Expected
+from traceanalyzer.analyzers.diff.runs import ERRORS, Floats
 from traceanalyzer.analyzers.efficiency.result import Efficiency
 from traceanalyzer.errors import MalformedInput, MissingData, OptionError, UnreadableFile
 from traceanalyzer.files import packaged
 from traceanalyzer.findings import diagnose, diagnosed
+from traceanalyzer.findings.gains import OTHER
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, PathLike
@@ -400,11 +402,18 @@ def check_fix(
         raise OptionError(f"expected: no finding {expected!r} before; findings: {findings}")
     left = _side(after, reading)
     result: Diff = run(_BY_MEAN, after, Options(min_change=min_change, before=before), **reading)
-    rows = _rows(replace(first, findings=found), left)
+    basis = _basis(found, result)
+    rows = _rows(replace(first, findings=found), left, basis)
     smaller = (pl.col("state") == "gone") | (2 * pl.col("after_ns") < pl.col("before_ns"))
     fixed = rows.filter(smaller)["finding"].to_list() or known[:1]
     gains = [one for one in found if one["id"] in (fixed if is_saved else [expected])]
-    return replace(result, expected=_compared(gains, rows, result))
+    shares = [share for one in gains if (share := basis.share(one)) is not None]
+    predicted = min(sum(shares), 1.0) if shares else None
+    rules = tuple(dict.fromkeys(one["id"] for one in gains))
+    expected_gain = Expected(
+        rules, rows, predicted, basis.measured_frac(result), basis.noise_frac(result), basis.of
+    )
+    return replace(result, expected=expected_gain)
 
 
 @dataclass(frozen=True)
@@ -437,59 +446,85 @@ def _side(inputs: Inputs, reading: Reading) -> _Side:
     )
 
 
-def _compared(gains: Sequence[Mapping[str, Any]], rows: pl.DataFrame, result: Diff) -> Expected:
-    """Return the predicted and the measured gain as shares of the same time.
+@dataclass(frozen=True)
+class _Basis:
+    """The time that predicted and measured gains are shares of.
 
-    The gain of a replay may be one of the steps after the first, or of those without the profiler;
-    the share is one of the recorded steps.
+    Attributes:
+        steps: lengths of the compared steps of both runs, those of the first step left out if the
+            gains are of the steps after it; empty if steps are not compared.
+        later: whether the first step is left out.
     """
-    measure, means, later = result.measure, _mean_steps(result), False
-    step_ns = [one["gain_ns"] / one["gain_frac"] for one in gains if _is_of_steps(one)]
-    if means and step_ns:
-        every, others = means["before"]
-        later = abs(others - every) > _ALIKE_FRAC * every and all(
-            abs(ns - others) < abs(ns - every) for ns in step_ns
-        )
-    shares = [
-        one["gain_ns"] / means["before"][later] if means and _is_of_steps(one) else one["gain_frac"]
-        for one in gains
-        if one.get("gain_frac") is not None
-    ]
-    measured = None
-    if measure is not None and measure.unit == "ns" and measure.change_frac is not None:
-        measured = 0.0 - measure.change_frac
-        if later:
-            measured = 1 - means["after"][later] / means["before"][later]
-    return Expected(
-        fixed=tuple(dict.fromkeys(one["id"] for one in gains)),
-        findings=rows,
-        gain_frac=min(sum(shares), 1.0) if shares else None,
-        measured_frac=measured,
-        of="time" if not means else f"mean step{' after the first' * later}",
+
+    steps: Mapping[str, Floats]
+    later: bool
+
+    @property
+    def of(self) -> str:
+        """What gains are shares of, as a phrase."""
+        excluded = " (first step excluded)" * self.later
+        return f"mean step before{excluded}" if self.steps else "time before"
+
+    def share(self, one: Mapping[str, Any]) -> float | None:
+        """Return the predicted gain of a finding as a share; None if unknown."""
+        if self.steps and _is_of_steps(one):
+            return float(one["gain_ns"] / self.steps["before"].mean())
+        share = one.get("gain_frac")
+        return float(share) if isinstance(share, int | float) else None
+
+    def measured_frac(self, result: Diff) -> float | None:
+        """Return the measured gain."""
+        measure = result.measure
+        if measure is None or measure.unit != "ns" or measure.change_frac is None:
+            return None
+        if not self.later:
+            return 0.0 - measure.change_frac
+        return float(1 - self.steps["after"].mean() / self.steps["before"].mean())
+
+    def noise_frac(self, result: Diff) -> float | None:
+        """Return the noise of the measured gain."""
+        if result.measure is None or not self.later:
+            return None if result.measure is None else result.measure.noise_frac
+        if min(times.size for times in self.steps.values()) < _FEWEST:
+            return None
+        squared = sum(times.var(ddof=1) / times.size for times in self.steps.values())
+        return float(ERRORS * squared**0.5 / self.steps["before"].mean())
+
+
+#: Fewer steps have no noise.
+_FEWEST = 2
+
+
+def _basis(found: Sequence[Mapping[str, Any]], result: Diff) -> _Basis:
+    """Return what gains are shares of.
+
+    The gain of a replay may be one of the steps after the first, or of those without the profiler.
+    """
+    steps = _steps(result)
+    step_ns = [one["gain_ns"] / one["gain_frac"] for one in found if _is_of_steps(one)]
+    if not steps or not step_ns:
+        return _Basis(steps, later=False)
+    every, others = (float(times.mean()) for times in (steps["before"], steps["before"][1:]))
+    later = abs(others - every) >= OTHER * every and all(
+        abs(ns - others) < abs(ns - every) for ns in step_ns
     )
-
-
-#: Mean steps that differ by less are one basis.
-_ALIKE_FRAC = 0.01
+    return _Basis({run: times[later:] for run, times in steps.items()}, later)
 
 
 def _is_of_steps(one: Mapping[str, Any]) -> bool:
     """Whether the gain of a finding is a time per step."""
-    known = one.get("gain_ns") is not None and bool(one.get("gain_frac"))
-    return known and str(one.get("per", "")).startswith("step")
+    known = all(isinstance(one.get(name), int | float) for name in ("gain_ns", "gain_frac"))
+    return known and bool(one["gain_frac"]) and str(one.get("per", "")).startswith("step")
 
 
-def _mean_steps(result: Diff) -> dict[str, tuple[float, float]]:
-    """Return the mean of all compared steps and of those after the first, by run."""
+def _steps(result: Diff) -> dict[str, Floats]:
+    """Return the lengths of the compared steps in order, by run; none with less than two steps."""
     if result.measure is None or not result.measure.in_steps:
         return {}
     kept = result.steps.filter(~pl.col("warm_up")).group_by("run", "number")
     times = kept.agg(pl.col("duration_ns").mean()).sort("number")
-    means = {}
-    for run_name in ("before", "after"):
-        each = times.filter(run=run_name)["duration_ns"].to_numpy()
-        means[run_name] = (float(each.mean()), float(each[each.size > 1 :].mean()))
-    return means
+    steps = {name: times.filter(run=name)["duration_ns"].to_numpy() for name in ("before", "after")}
+    return steps if min(one.size for one in steps.values()) > 1 else {}
 
 
 def _saved(path: Path) -> list[dict[str, Any]]:
@@ -507,15 +542,19 @@ def _saved(path: Path) -> list[dict[str, Any]]:
     return known
 
 
-def _rows(first: _Side, left: _Side) -> pl.DataFrame:
-    """Return one row per rule: finding, state, gain_ns, gain_frac, before_ns, after_ns, title."""
+def _rows(first: _Side, left: _Side, basis: _Basis) -> pl.DataFrame:
+    """Return one row per rule: finding, state, gain_ns, gain_frac, before_ns, after_ns, title.
+
+    A rule may find several things: only if it has one in each run, small costs are of the same.
+    """
     rows = []
     for name in dict.fromkeys(one["id"] for one in (*first.findings, *left.findings)):
         before, after = (_of_rule(side.findings, name) for side in (first, left))
         small = [_of_rule(side.small, name) for side in (first, left)]
-        costs = [
-            _sum(one or less, "cost_ns") for one, less in zip((before, after), small, strict=True)
-        ]
+        pairs = zip((before, after), small, strict=True)
+        each = [one or less * (len(less) == 1) for one, less in pairs]
+        one_each = all(len(one) <= 1 for one in each)
+        costs = [_sum(one, "cost_ns") for one in (each if one_each else (before, after))]
         if before and (after or 2 * (costs[1] or 0) >= (costs[0] or inf)):
             state = "remains"
         elif name in (left if before else first).skipped:
@@ -523,13 +562,13 @@ def _rows(first: _Side, left: _Side) -> pl.DataFrame:
         elif before:
             state = "gone"
         else:
-            state = "present" if small[0] else "new"
+            state = "present" if 2 * (costs[0] or 0) >= (costs[1] or inf) else "new"
         rows.append(
             {
                 "finding": str(name),
                 "state": state,
                 "gain_ns": _sum(before, "gain_ns"),
-                "gain_frac": _sum(before, "gain_frac"),
+                "gain_frac": _sum([{"share": basis.share(one)} for one in before], "share"),
                 "before_ns": costs[0],
                 "after_ns": costs[1],
                 "title": str((after or before)[0].get("title", "")),

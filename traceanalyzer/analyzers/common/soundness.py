@@ -379,7 +379,8 @@ def _without_gpu_work(trace: Trace) -> Trace:
     else:
         text = f"{ALLOCATES_ON_GPU}, but the file has no kernel; record the GPU, too: "
         text += "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
-    noted = _noted(trace, ("data_loss", words.NO_GPU_WORK, 1, text))
+    severity = "notice" if has_metrics else "data_loss"
+    noted = _noted(trace, (severity, words.NO_GPU_WORK, 1, text))
     sources = tuple(replace(meta, no_gpu_work=text) for meta in trace.sources)
     return replace(noted, sources=sources)
 

@@ -42,13 +42,15 @@ class Expected:
             finding), title.
         gain_frac: the predicted gain, at most 1; None if unknown.
         measured_frac: the measured gain; None if the runs cannot be compared.
-        of: what both are shares of: ``mean step``, ``mean step after the first``, or ``time``.
+        noise_frac: the noise of the measured gain; None if unknown.
+        of: what they are shares of: ``mean step before``, that without the first step, or the time.
     """
 
     fixed: tuple[str, ...]
     findings: pl.DataFrame
     gain_frac: float | None
     measured_frac: float | None
+    noise_frac: float | None
     of: str
 
     def named(self, state: str) -> list[str]:
@@ -65,9 +67,9 @@ class Expected:
         """Compare the predicted with the measured gain, and name what is gone and new."""
         fixed, gain = listed(self.fixed) or "no finding", self.gain_frac
         predicted, measured = "unknown" if gain is None else format_frac(gain), self.measured_frac
-        text = f"Gain of fixing {fixed}: predicted {predicted} of the {self.of} before"
+        text = f"Gain of fixing {fixed}: predicted {predicted} of the {self.of}"
         if measured is not None and measure is not None:
-            noise = measure.noise_frac
+            noise = self.noise_frac
             spread, done = "", measured / gain if gain and measured > 0 else None
             if noise is not None and abs(measured) <= noise:
                 spread, done = f" (within the noise, {format_frac(noise)})", None
@@ -619,7 +621,8 @@ def _notes(result: Diff) -> Iterator[str]:
         f"A change is significant if it is above {format_frac(measure.least)} (--min-change) and "
         f"above the noise ({runs.ERRORS} standard errors of the difference)."
     )
-    if result.expected is not None and result.expected.named("present"):
+    shorter = measure.change_frac is not None and measure.change_frac < 0
+    if shorter and result.expected is not None and result.expected.named("present"):
         yield "The limits of findings are shares of the step: of a shorter step, less is a finding."
     if result.roles is not None and (result.paired_frac or 0) < 1:
         yield (

@@ -420,6 +420,10 @@ def _args(text: str) -> dict[str, Any]:
     return args if isinstance(args, dict) else {}
 
 
+#: Larger values are damaged.
+_LARGEST = 1e30
+
+
 def metrics_of_ranges(ranges: pl.DataFrame, substrings: Sequence[str]) -> pl.DataFrame:
     """Return the table ``metrics`` from the ranges of Kineto's range profiler.
 
@@ -436,7 +440,11 @@ def metrics_of_ranges(ranges: pl.DataFrame, substrings: Sequence[str]) -> pl.Dat
     for number, (rank, device, name, args) in enumerate(columns.iter_rows()):
         for metric, value in _args(args or "{}").items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and any(map(metric.__contains__, substrings or ("",))):
+            if (
+                is_number
+                and 0 <= value < _LARGEST
+                and any(map(metric.__contains__, substrings or ("",)))
+            ):
                 rows.append((number, rank, number, name, device, 1, metric, float(value)))
     names = ("launch", "rank", "id", "kernel", "device", "launches", "metric", "value")
     types = schema.types("metrics")
