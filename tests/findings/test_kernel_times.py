@@ -389,8 +389,9 @@ def test_no_kernel_with_equal_grids_has_no_difference() -> None:
 def test_a_grid_for_each_step_is_larger_inputs() -> None:
     """Each step has as many calls: none is additional."""
     rows = [
-        ("gemm", f"s{number}", 14, 14 * (300 + 100 * number) * 1000, 300 + 100 * number)
+        (name, f"s{number}", 14, 14 * 1000 * blocks, blocks)
         for number in range(8)
+        for name, blocks in (("gemm", 300 + 100 * number), ("norm", 100))
     ]
     names = ["kernel", "step", "n", "total_ns", "blocks"]
     frame = pl.DataFrame(rows, schema=names, orient="row")
