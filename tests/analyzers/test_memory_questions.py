@@ -256,6 +256,18 @@ def test_empty_cache_is_not_a_retry(tmp_path: Path) -> None:
     assert result["difference_bytes"].to_list() == [0]
 
 
+def test_segments_that_go_with_their_blocks_are_no_retries(tmp_path: Path) -> None:
+    snapshot = Snapshot()
+    for _ in range(3):
+        snapshot.note("segment_alloc", BASE, 20 * MIB, MAIN).alloc(BASE, 20 * MIB, MAIN)
+        snapshot.free(BASE, 20 * MIB, MAIN)
+        at = {"time_us": snapshot.events[-1]["time_us"]}
+        snapshot.note("segment_free", BASE, 20 * MIB, MAIN, **at)
+    result = ta.memory(snapshot.write(tmp_path / "x.pickle")).devices
+    assert result["retries"].to_list() == [0]
+    assert result["segment_frees"].to_list() == [3]
+
+
 def test_retry_frees_and_allocates_in_one_call(tmp_path: Path) -> None:
     snapshot = Snapshot().note("segment_alloc", BASE, 20 * MIB, MAIN)
     snapshot.alloc(BASE, MIB).free(BASE, MIB)

@@ -261,6 +261,9 @@ def _churn(history: ledger.Ledger, first: int, last: int) -> dict[str, Any]:
     # torch.cuda.empty_cache() frees them in a separate call
     followed = kind.shift(-1).is_in(["segment_alloc", "segment_map", "oom"])
     retry = freed & followed & (rows["stack"] == rows["stack"].shift(-1))
+    # a segment that goes in the moment in which its block is freed was not cached
+    same = [rows[name].eq_missing(rows[name].shift(1)) for name in ("ts", "address", "stack")]
+    retry &= ~(kind.shift(1).str.starts_with("free_") & same[0] & same[1] & same[2])
     return {
         "allocations": int((rows["change"] == 1).sum()),
         "segment_allocs": int((rows["segment_change"] == 1).sum()),
