@@ -151,6 +151,17 @@ def test_pinned_host_memory_is_no_device_memory(operator: str, call: str, advise
     assert ("device memory" in one.title) == (call == "cudaMalloc")
 
 
+def test_a_process_that_a_step_starts_is_named() -> None:
+    def between(at: int) -> Rows:
+        poll = host("python_function", "<built-in method poll of select.poll object at 0x7f>",
+                    (at + 5) * US, 470 * US)  # fmt: skip
+        return [*python("monitor.py(9): gpu_stats", "subprocess.py(506): run")(at), poll]
+
+    one = first(loop(between), "host-code")
+    assert "run (subprocess.py:506), gpu_stats (monitor.py:9)" in one.title
+    assert "start it less often" in one.advice
+
+
 def test_graphs_of_pytorch_are_recorded_for_each_shape() -> None:
     builds = loop(lambda at: [host("cuda_runtime", "cudaGraphInstantiate", at * US, 480 * US)])
     assert "mark_dynamic" in first(builds, "graph-building").advice
@@ -961,6 +972,7 @@ def test_ranks_that_wait_get_the_rank_that_waits_least(shared: Path) -> None:
         ("debugging.py(418): _format_print_callback", "remove it from the jitted step"),
         ("jax/_src/callback.py(90): pure_callback_impl", "remove it from the jitted step"),
         ("aten::_pin_memory", "DataLoader(pin_memory=True)"),
+        ("<frozen importlib._bootstrap>(1007): _find_and_load", "top of the file"),
     ],
 )
 def test_schedulers_of_requests_run_ahead(place: str, part: str) -> None:

@@ -58,8 +58,10 @@ _SWAPS = r"swap_tensor[/\\]\w+\.py(?:\(\d+\))?: (?:_?swap_(?:in|out)\w*|synchron
 _TRANSFERS_KV = (
     r"(?:kv_transfer|kv_connector|disaggregation|mooncake|nixl|lmcache)[/\\].*\.py(?:\(\d+\))?: \w+"
 )
+#: Functions that start a process and wait for its end.
+_STARTS = r"(?:^|[/\\])subprocess\.py(?:\(\d+\))?: (?:run|call|check_call|check_output)$"
 #: Functions whose names show the reason of a wait better than what they call.
-WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV)
+WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV, _STARTS)
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {
     RETRY: r"(?:urllib3/util/retry|tenacity/(?:__init__|nap)|backoff/_sync"
@@ -72,7 +74,7 @@ _MODULES = {
     ENGINE: r"shm_broadcast\.py: (?:dequeue|acquire_read)",
     FILE_LOCK: r"(?:filelock|fasteners|portalocker)/\w+\.py: _?(?:acquire|lock|do_acquire)"
     r"|torch/utils/file_baton\.py: wait",
-    PROCESS: r"subprocess\.py: (?:wait|communicate|_wait|_try_wait|_communicate)"
+    PROCESS: r"subprocess\.py: (?:run|(?:check_)?call|check_output|(?:_try)?_?wait|_?communicate)"
     r"|multiprocessing/(?:popen_\w+\.py: (?:wait|poll|_wait)|process\.py: join)"
     r"|ray/_private/worker\.py: (?:get|get_objects|wait)",
     RANKS: r"torch/distributed/distributed_c10d\.py: (?:\w*barrier|[a-z]\w+_object(?:_list)?)",

@@ -786,6 +786,7 @@ _OF_PME, _OF_LAYERS = "^PME (?:mesh|spread|gather|3D|solve|conv)", "^ggml_"
 _OF_NAME = {
     rf"(?:{INFERENCE_ENGINES})[/\\].*(?:schedul|batch_to_run)|batch_to_run$": _ASYNCHRONOUS,
     _LOOKS_UP: _FEWER_GUARDS,
+    r"importlib\._bootstrap": causes.IMPORT_FIRST,
     "PyFunc": causes.NO_PY_FUNCTION,
     causes.TRACES: _RETRACING,
     FALLBACK: _NO_FALLBACK,

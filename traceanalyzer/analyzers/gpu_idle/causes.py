@@ -305,6 +305,11 @@ KEEP_MAPPED = (
 )
 #: Advice for calls that allocate, register or free pinned host memory.
 HOST_MEMORY = "Allocate and pin host memory once, and reuse it (a pool of pinned buffers)."
+#: Advice for an import within a step.
+IMPORT_FIRST = (
+    "{place} imports a module: move the import to the top of the file, so that it runs once, "
+    "before the loop (a module that is not found is searched for again in each call)."
+)
 PIN_BATCHES = (
     " DataLoader(pin_memory=True) pins batches in a thread of its own; copy them with "
     ".to(device, non_blocking=True)."
