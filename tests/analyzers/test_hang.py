@@ -596,6 +596,14 @@ def test_stacks_without_dumps_name_the_ranks_outside_collectives(
     assert ta.hang(tmp_path, rank=1).to_polars("threads")["rank"].to_list() == [1]
 
 
+def test_stacks_of_one_process_have_no_other_lines_to_compare(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.txt").write_text('Thread 7 (idle): "MainThread"\n    f (a.py:3)\n')
+    one, both = ta.hang(tmp_path / "rank0.txt"), ta.hang(tmp_path)
+    assert "another dump" in one.advice
+    assert "compare" in both.advice
+
+
 def test_the_line_that_shows_why_an_engine_waits_is_named(tmp_path: Path) -> None:
     frames = (
         "poll (zmq/sugar/poll.py:106)",

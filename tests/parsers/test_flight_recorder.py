@@ -365,6 +365,25 @@ def _stacks(trace: ta.Trace) -> dict[str, list[str]]:
     return result
 
 
+@pytest.mark.parametrize(
+    ("heads", "processes"),
+    [
+        (('Thread (active+gil): "MainThread"',), 1),
+        (('Thread (idle): "MainThread"', 'Thread (idle): "Worker"'), 1),
+        (('Process 7: a\nThread 7 (idle): "MainThread"',
+          'Process 8: b\nThread 8 (active): "MainThread"'), 2),
+    ],
+)  # fmt: skip
+def test_excerpts_of_py_spy_dump(tmp_path: Path, heads: tuple[str, ...], processes: int) -> None:
+    """Without Python's version, or the numbers of threads."""
+    path = tmp_path / "excerpt.txt"
+    path.write_text("".join(f"{head}\n    step (a.py:{n})\n" for n, head in enumerate(heads)))
+    trace = ta.read(path)
+    assert trace.meta.format == PY_SPY_DUMP
+    assert trace.events.height == trace.events.select("pid", "tid").n_unique() == len(heads)
+    assert trace.events["pid"].n_unique() == processes
+
+
 def test_text_of_py_spy_dump() -> None:
     trace = ta.read(FOLDER / "missing" / "py_spy_rank_2.txt")
     assert schema.check(trace.tables) == []

@@ -33,6 +33,8 @@ KNOWN = {
     "perf.txt": "# perf version : 6.1\n#\npython 25534 [002] 36804.123456:   1010101 cycles:u: \n"
     "\t7f8a12345678 gemm+0x10 (/usr/lib/libblas.so.3)\n",
     "perf_without_periods.txt": "swapper 0/0  36804.123456: cpu-clock: \n\tfff [unknown] ([k])\n",
+    "perf_report.txt": "# To display the header, use --header.\n#\n# Total Lost Samples: 0\n#\n",
+    "rocprof_old.csv": "Index,KernelName,gpu-id,BeginNs,EndNs,DurationNs\n0,gemm,0,1,2,1\n",
     "host.xplane.pb": "\n\x02\x08\x01\x12\x00",
     "profile.bin": "\n\x15\x08\x01\x12\x0d/device:GPU:0\x1a\x00" * 2,
     "session.json": '{"start_time": 1.5, "duration": 1.0, "sample_count": 83, "root_frame": {}}',

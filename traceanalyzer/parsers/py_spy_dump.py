@@ -22,8 +22,10 @@ from traceanalyzer.trace import Meta, Trace, issue_rows
 from traceanalyzer.vocabulary import PY_SPY_DUMP
 
 _TEXT = re.compile(
-    rb"\s*+(?:Process \d+: [^\n]*\nPython v[^\n]*\n|(?:Stack dump for [^\n]*\n\s*+)?Thread "
-    rb"(?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) \([a-z+]*\)[^\n]*\n[ \t]{2,8}+\S[^\n]* \(\S[^\n]*\)\r?\n"
+    rb"\s*+(?:Process \d+: [^\n]*\nPython v[^\n]*\n"
+    rb"|(?:(?:Stack dump for |Process \d+: )[^\n]*\n\s*+)?Thread "
+    rb"(?:(?:0x[0-9A-Fa-f]{1,16}|\d{1,18}) )?\([a-z+]*\)[^\n]*\n"
+    rb"[ \t]{2,8}+\S[^\n]* \(\S[^\n]*\)\r?\n"
     rb"|(?:(?:Fatal Python error:|Timeout \(|Process \d+ )[^\n]*\n\s*+)?"
     rb"(?:Current thread|Thread) 0x[0-9a-f]{1,16}"
     rb" (?:\[[^\n]*\] )?\(most recent call first\):\r?\n)"
@@ -33,7 +35,7 @@ _JSON = re.compile(rb'\s*+\[\s*+\{\s*+"pid"\s*+:\s*+\d+\s*+,\s*+"thread_id"\s*+:
 _PROCESS = re.compile(
     r"(?:Process (\d{1,9}): |Stack dump for \S{1,80} +(\d{1,9})(?: +\S+){8} )(.*)"
 )
-_THREAD = re.compile(r"Thread (0x[0-9A-Fa-f]{1,16}|\d{1,18}) \(([a-z+]*)\)(?:: \"(.*)\")?")
+_THREAD = re.compile(r"Thread (?:(0x[0-9A-Fa-f]{1,16}|\d{1,18}) )?\(([a-z+]*)\)(?:: \"(.*)\")?")
 _FRAME = re.compile(r"(?: {4}|\t {0,4})(\S.*?) \((.+?)(?::(\d{1,9}))?\)")
 #: The same of faulthandler: a thread, with its name from Python 3.14 on, and file, line, function.
 _OF_HANDLER = re.compile(
@@ -120,7 +122,9 @@ def _from_text(data: bytes) -> tuple[dict[int, str], list[_Thread], int]:
             if threads:
                 threads[-1].frames.append((match[3], match[1], _line(match[2])))
         elif match := _THREAD.match(line):
-            threads.append(_Thread(pid, int(match[1], 0), match[3], match[2], []))
+            threads.append(
+                _Thread(pid, int(match[1] or str(len(threads) + 1), 0), match[3], match[2], [])
+            )
         elif match := _OF_HANDLER.fullmatch(line):
             threads.append(_Thread(pid, int(match[1], 0), match[2], "", []))
         elif match := _PROCESS.fullmatch(line):

@@ -259,7 +259,8 @@ class Hang(Result):
             return texts.ADVICE["only log"]
         if self.dumps.is_empty():
             known = texts.ADVICE["stacks"].format(self._outside)
-            return known if self._outside else texts.ADVICE["only stacks"]
+            alone = "one process" if self._stacks.height < 2 else "only stacks"
+            return known if self._outside else texts.ADVICE[alone]
         first = next(iter(self.stuck.causes), None)
         if self.stuck.is_deadlock and (odd := texts.odd_one(self.stuck.cycle)):
             rank = odd.missing[0]
