@@ -654,3 +654,25 @@ def test_each_code_is_ordered_and_has_advice(causes: Path) -> None:
             rows = ta.info(path).problems
             assert rows["advice"].null_count() == 0
             assert rows["text"].str.ends_with(".").all()
+
+
+@pytest.mark.parametrize(("period", "kept"), [(1, False), (50, True)])
+def test_ids_that_many_calls_share_link_nothing(tmp_path: Path, period: int, kept: bool) -> None:
+    """All calls and kernels have one id; after a wrap-around, two calls have each."""
+    events = training()
+    for event in events:
+        if "correlation" in (args := event.get("args", {})):
+            args["correlation"] %= period
+    path = write(tmp_path / "a.json", events)
+    ids = ta.read(path).events.filter(kind="kernel")["correlation"]
+    assert (ids.null_count() == 0, ids.null_count() == ids.len()) == (kept, not kept)
+    if not kept:
+        assert ta.steps(path).sums["median_ns"] == pytest.approx(2_500_000, rel=0.02)
+        assert ta.diagnose(path).findings == ta.diagnose(_without_ids(tmp_path)).findings
+
+
+def _without_ids(folder: Path) -> Path:
+    events = [{**one, "args": {**one.get("args", {})}} for one in training()]
+    for event in events:
+        event["args"].pop("correlation", None)
+    return write(folder / "b.json", events)

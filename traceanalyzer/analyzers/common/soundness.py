@@ -61,6 +61,7 @@ def repaired(trace: Trace, *, complete: bool = True) -> Trace:
         trace: trace of one file.
         complete: whether kernels and launch calls were read, so that missing ones are missing.
     """
+    trace = _without_shared_ids(trace)
     work = _work(trace)
     if not work.height:
         has_metrics = words.RANGE in trace.kinds
@@ -77,6 +78,25 @@ def repaired(trace: Trace, *, complete: bool = True) -> Trace:
         trace = noted.select(pl.lit(pl.Series(kept)))
         work = _work(trace)
     return _on_host_clock(trace, work)
+
+
+#: A correlation id of so many calls of a process links nothing; few may be reused after a wrap.
+_SHARED = 16
+
+
+def _without_shared_ids(trace: Trace) -> Trace:
+    """Return the trace without correlation ids that many calls share, for example 0 for all."""
+    calls = trace.events[["kind", "rank", "pid", "correlation"]]
+    calls = calls.filter(of_kinds(words.LAUNCH_KINDS), pl.col("correlation").is_not_null())
+    if calls["correlation"].n_unique() > calls.height - _SHARED + 1:
+        return trace
+    counts = calls.group_by("rank", "pid", "correlation").len()
+    shared = counts.filter(pl.col("len") >= _SHARED)["correlation"].unique()
+    if shared.is_empty():
+        return trace
+    links = ~pl.col("correlation").is_in(shared.implode())
+    events = trace.events.with_columns(pl.when(links).then("correlation"))
+    return replace(trace, events=events)
 
 
 def _work(trace: Trace) -> pl.DataFrame:
