@@ -82,7 +82,7 @@ def test_copies_that_wait_for_the_null_stream(
     (14, False, "chrome-trace", True), (14, False, "nsys-sqlite", True),
     (7, False, "chrome-trace", False), (14, True, "chrome-trace", False),
 ])  # fmt: skip
-def test_copies_on_a_stream_of_their_own_that_begin_too_late(
+def test_copies_on_another_stream_that_begin_too_late(
     stream: int, writer: str, *, ahead: bool, is_late: bool
 ) -> None:
     """Copies of 8 ms; kernels of 4 ms wait for them, or run meanwhile (copied one step ahead)."""

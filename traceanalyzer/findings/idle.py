@@ -476,7 +476,7 @@ def _is_in_few(losses: pl.DataFrame, few: int, least: int = 0) -> bool:
 def _are_few_launches(losses: pl.DataFrame, time: DeviceTime) -> bool:
     """Whether few launches have nearly all of a loss, and not at least one of them in most steps.
 
-    One gap is no cost of launches, however many there are without gaps.
+    One gap is a single stop of the host, however many launches have none.
     """
     if _is_in_few(losses, _ONE) or not _is_in_few(losses, _FEW, _MANY):
         return _is_in_few(losses, _ONE)
