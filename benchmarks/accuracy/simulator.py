@@ -202,13 +202,13 @@ class Rank:
                 ("python_function", name, self.pid, self.pid, start, self.now - start, args)
             )
 
-    def call(self, name: str, us: float | None = None, **args: object) -> float:
-        """Record a call of the CUDA runtime; return its start."""
+    def call(self, name: str, us: float | None = None, waits: float = 0.0, **args: object) -> float:
+        """Record a call of the CUDA runtime, which first waits; return the end of that wait."""
         start = self.now
-        self.now += self.slower * self.about(self.job.call_us if us is None else us, 0.1)
+        self.now += waits + self.slower * self.about(self.job.call_us if us is None else us, 0.1)
         self._record_call(name, start, args)
         self.now += 0.4
-        return start
+        return start + waits
 
     def _record_call(self, name: str, start: float, args: Args) -> None:
         self.correlation += 1
@@ -251,16 +251,15 @@ class Rank:
         return self._enqueue(kernel, self.about(us) * factor, stream, args)
 
     def _enqueue(self, kernel: str, us: float, stream: int, args: Args) -> float:
-        self._wait_for_queue()
-        start = self._start(self.call("cudaLaunchKernel"), stream)
+        start = self._start(self.call("cudaLaunchKernel", waits=self._full_queue()), stream)
         self._record_kernel(kernel, start, us, stream, args)
         return start + us
 
-    def _wait_for_queue(self) -> None:
+    def _full_queue(self) -> float:
+        """Return how long a launch waits until the queue has room for it."""
         while self.queued and self.queued[0] <= self.now:
             self.queued.popleft()
-        if len(self.queued) >= QUEUE_LENGTH:
-            self.now = self.queued.popleft()
+        return self.queued.popleft() - self.now if len(self.queued) >= QUEUE_LENGTH else 0.0
 
     def _start(self, call: float, stream: int) -> float:
         start = max(call + self.about(LATENCY_US, 0.2), self.free[stream] + GAP_US)
@@ -341,8 +340,8 @@ class Rank:
         with self.span("cpu_op", "record_param_comms", args), self.range(name):
             if lane != COMPUTE and after_compute:
                 self.wait_stream(lane, COMPUTE)
-            self._wait_for_queue()
-            start = self._start(self.call("cudaLaunchKernelExC", 6.0), lane)
+            waits = self._full_queue()
+            start = self._start(self.call("cudaLaunchKernelExC", 6.0, waits), lane)
             us = transfer_us(what, group, elements) * self.job.transfer_factor(group, self.step)
             key = (group.name, self.sequence[group.name])
             arrival = Arrival(key, len(group.ranks), start, self.about(us, 0.04))

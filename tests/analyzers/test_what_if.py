@@ -183,6 +183,28 @@ def test_faster_launches_do_not_shorten_pauses_of_queued_work(launched: int, gai
     assert gained == pytest.approx(gain + MS, abs=100 * US)  # 1 ms of code ends the step
 
 
+@pytest.mark.parametrize("freed", ["start", "end"])
+def test_a_launch_waits_for_a_free_entry_of_the_queue(freed: str) -> None:
+    """Of 600: it is free when the kernel of a launch starts, or when it ends."""
+    events, ready, now, each, kernels = [], [0] * 600, 0, 100 * US, 800
+    free_at = 0
+    for number in range(4):
+        begin = now
+        for _ in range(kernels):
+            called = now
+            now = max(now, ready[-600]) + 4 * US
+            start = max(now, free_at + US)
+            free_at = start + each
+            ready.append(start if freed == "start" else free_at)
+            ids = {"correlation": len(ready)}
+            events.append(host("cuda_runtime", "cudaLaunchKernel", called, now - called, **ids))
+            events.append(device(GEMM, start, each, **ids))
+            now += US
+        events.append(step(number, begin, now - begin))
+    gained = gain_ns(trace(events), scale="gemm=2")
+    assert gained == pytest.approx(kernels * each / 2, rel=0.02)
+
+
 def test_loading_during_the_kernels_gains_nothing() -> None:
     ahead = training(synchronise=False)
     assert gain_ns(ahead, free="data-loading") == pytest.approx(0, abs=10 * US)

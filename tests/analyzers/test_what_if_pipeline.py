@@ -28,6 +28,9 @@ from traceanalyzer.analyzers.what_if.schedule import EITHER, LESS, ZB_H1
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Trace
 
+#: Start, order at one time, name, duration and more fields of device work.
+Row = tuple[int, int, str, int, dict[str, Any]]
+
 
 def simulated(
     folder: Path, stages: int, batches: int, *, alternating: bool, layers: Mapping[int, int]
@@ -242,28 +245,15 @@ def job_of(
         mark: name of the range around it.
         ends_on: the ranks with this kernel.
     """
-    rows = defaultdict[int, list[tuple[int, int, str, int, dict[str, Any]]]](list)
+    rows: dict[int, list[Row]] = defaultdict(list)
     done, free, number = dict[tuple[str, int, int], int](), [0] * STAGES, count_from(1)
     posted = [0] * STAGES
-
-    def virtual(kind: str, n: int, rank: int) -> tuple[int, int]:
-        chunk = n % (STAGES * chunks) // STAGES
-        place = (chunk if kind == "f" else chunks - 1 - chunk) * STAGES + rank
-        return place, n // (STAGES * chunks) * STAGES + n % STAGES
-
-    def exchange(sender: int, receiver: int, sent: int, start: int, end: int) -> None:
-        ends, seq = sorted((sender, receiver)), next(number)
-        about = {"dtype": "bfloat16", "elements_in": 1 << 20, "stream": 20, "group_size": 2,
-                 "group": f"pp{ends[0]}", "group_ranks": str(ends), "seq": seq}  # fmt: skip
-        rows[sender].append((sent, 0, SEND, end - sent, {**about, "collective": "send"}))
-        rows[receiver].append((start, 1, SEND, end - start, {**about, "collective": "recv"}))
-
     while any(orders):
         for rank, order in enumerate(orders):
             if not order:
                 continue
             kind, n = order[0]
-            place, batch = virtual(kind, n, rank)
+            place, batch = _place(kind, n, rank, chunks)
             before = place + {"f": -1, "b": 1, "w": 0}[kind]
             first = before in (-1, STAGES * chunks)
             needed = ("f", place, batch) if first and kind == "b" else (kind, before, batch)
@@ -273,7 +263,8 @@ def job_of(
             if kind != "w" and not first:
                 end = max(start, done[needed]) + TRANSFER
                 begin = posted[rank] if early else start
-                exchange(before % STAGES, rank, done[needed], begin, end)
+                ranks = before % STAGES, rank
+                _exchange(rows, ranks, (done[needed], begin, end), next(number))
                 start = end
             rows[rank] += [(start, 2, f"{kind}_gemm", times[kind], {"stream": 7 + n})
                            for n in range(streams)]  # fmt: skip
@@ -292,8 +283,27 @@ def job_of(
     ]
 
 
+def _place(kind: str, n: int, rank: int, chunks: int) -> tuple[int, int]:
+    """Return the part of the model and the micro-batch of a pass."""
+    chunk = n % (STAGES * chunks) // STAGES
+    place = (chunk if kind == "f" else chunks - 1 - chunk) * STAGES + rank
+    return place, n // (STAGES * chunks) * STAGES + n % STAGES
+
+
+def _exchange(
+    rows: Mapping[int, list[Row]], ranks: tuple[int, int], times: tuple[int, int, int], seq: int
+) -> None:
+    """Add a send and its receive: start of the send, start of the receive, and end of both."""
+    sent, start, end = times
+    ends = sorted(ranks)
+    about = {"dtype": "bfloat16", "elements_in": 1 << 20, "stream": 20, "group_size": 2,
+             "group": f"pp{ends[0]}", "group_ranks": str(ends), "seq": seq}  # fmt: skip
+    rows[ranks[0]].append((sent, 0, SEND, end - sent, {**about, "collective": "send"}))
+    rows[ranks[1]].append((start, 1, SEND, end - start, {**about, "collective": "recv"}))
+
+
 def _launched(
-    rows: list[tuple[int, int, str, int, dict[str, Any]]],
+    rows: list[Row],
     rank: int,
     length: int,
     marks: list[dict[str, Any]],

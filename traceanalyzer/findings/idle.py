@@ -595,8 +595,24 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
         yield from launching.synchronising(answers)
     elif cause == causes.LAUNCH:
         yield from launching.launching(answers)
+        yield from _counted_apart(answers)
     elif cause in launching.CALLS:
         yield from launching.calls(answers, launching.CALLS[cause])
+
+
+def _counted_apart(answers: Answers) -> Iterator[str]:
+    """Yield the whole launch overhead if loops of small kernels or decode steps have a part."""
+    time, own = answers.time, _losses_of(answers, causes.LAUNCH)
+    whole, total = (int(rows["lost_ns"].sum()) for rows in (time.of_cause(causes.LAUNCH), own))
+    if time.frac(whole - total) >= _PART:
+        yield (
+            f"Launch overhead is {time.text(whole)} with that of loops and checks, which are "
+            "findings or notes of their own."
+        )
+
+
+#: From this share of the time on, a part that is counted apart is named.
+_PART = 0.01
 
 
 def _compared(result: GpuIdle, cause: str, time: DeviceTime) -> Iterator[str]:

@@ -602,7 +602,10 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 
 
 def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
-    """Scale all compute of each stage, so that it takes as long as in the mean stage."""
+    """Scale all compute of each stage, so that it takes as long as in the mean stage.
+
+    Times of launches, and before kernels, become those of as many kernels as in the mean stage.
+    """
     ranks = stages(job)
     if not ranks:
         return list(weights)
@@ -610,11 +613,18 @@ def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
         next((n for n, some in enumerate(ranks) if one.rank in some), -1) for one in job.programs
     ]
     compute = [(one.work["work_kind"] == COMPUTE).to_numpy() for one in job.programs]
-    busy = np.zeros(len(ranks) + 1)  # the last one: ranks of no stage
+    busy, kernels = np.zeros((2, len(ranks) + 1))  # the last ones: of ranks of no stage
     for n, one, mine in zip(stage, weights, compute, strict=True):
         busy[n] += one.duration[mine].sum()
-    factors = np.append(busy[:-1].mean() / np.maximum(busy[:-1], 1), 1.0)
+        kernels[n] += mine.sum()
+    factors, of_launches = (
+        np.append(sums[:-1].mean() / np.maximum(sums[:-1], 1), 1.0) for sums in (busy, kernels)
+    )
     return [
-        replace(one, duration=one.duration * np.where(mine, factors[n], 1.0))
+        replace(
+            one, duration=one.duration * np.where(mine, factors[n], 1.0),
+            rest=one.rest * np.where(mine, of_launches[n], 1.0),
+            **{name: getattr(one, name) * of_launches[n] for name in ("launch", "code", "call")},
+        )
         for n, one, mine in zip(stage, weights, compute, strict=True)
-    ]
+    ]  # fmt: skip

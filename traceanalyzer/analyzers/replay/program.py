@@ -667,8 +667,10 @@ def _blocking(
         if kind == "copy":
             rows = [int(last_work[number])]
         elif kind == "queue":
-            place = int(np.searchsorted(start, until[number], "right")) - 1
-            rows = [place] if 0 <= place < last_work[number] - QUEUED else []
+            # an entry is free when work starts, or before, when it ends
+            place = int(np.searchsorted(start, until[number], "right"))
+            begun = range(max(place - _SHORT_WORK, 0), min(place, last_work[number] - QUEUED))
+            rows = [row for row in begun if end[row] <= done[number]][-1:]
         else:
             rows = [lanes.last(lane, number) for lane in lanes.rows]
         pairs += [(number, row) for row in rows if row >= 0 and end[row] <= done[number]]
