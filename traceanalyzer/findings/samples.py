@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.common.waits import (
     EVENTS,
     FILE_LOCK,
     FULL_QUEUE,
+    PROCESS,
     QUEUE,
     RANKS,
     REQUESTS,
@@ -390,15 +391,19 @@ def _main_waits(result: LeafPaths, saves: pl.DataFrame) -> Iterator[Measured]:
         saves: the rows of ``paths`` that have another finding, with their waits.
     """
     named = {*saves.select(place_of(*map(pl.col, LIBRARY))).to_series(), *result.locks["place"]}
-    for row in result.waits.filter(~pl.col("place").is_in(named)).iter_rows(named=True):
-        wait, place, calls = row["activity"], row["place"], row["calls"]
+    rows = result.waits.filter(~pl.col("place").is_in(named))
+    for (wait,), each in rows.group_by("activity", maintain_order=True):
+        place, calls, most = each.select("place", "calls", "frac").row(0)
+        share = float(each["frac"].sum())
         if wait != QUEUE and may_be_for_requests(wait, f"{place} {calls}"):
             continue
+        part = "most of it" if 2 * most >= share else "the largest part"
+        other = wait == PROCESS and share >= _MOST  # the recorded process only waits
         yield Measured(
-            size=row["frac"],
-            title=f"The main thread {wait} in {format_frac(row['frac'])} of its samples, most of "
-            f"it in {place}{f', {calls}' if calls else ''}.",
-            advice=f"{ADVICE[wait]}.",
+            size=share,
+            title=f"The main thread {wait} in {format_frac(share)} of its samples, {part} in "
+            f"{place}{f', {calls}' if calls else ''}.",
+            advice=_TEXTS["other_process"] if other else f"{ADVICE[wait]}.",
             of="samples of the main thread",
             confidence="medium",
         )

@@ -21,7 +21,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any, Final, Literal, Unpack
 
@@ -545,24 +544,22 @@ def _saved(path: Path) -> list[dict[str, Any]]:
 def _rows(first: _Side, left: _Side, basis: _Basis) -> pl.DataFrame:
     """Return one row per rule: finding, state, gain_ns, gain_frac, before_ns, after_ns, title.
 
-    A rule may find several things: only if it has one in each run, small costs are of the same.
+    A rule may find several things: states follow from their sum, costs are given if it is one.
     """
     rows = []
     for name in dict.fromkeys(one["id"] for one in (*first.findings, *left.findings)):
         before, after = (_of_rule(side.findings, name) for side in (first, left))
         small = [_of_rule(side.small, name) for side in (first, left)]
         pairs = zip((before, after), small, strict=True)
-        each = [one or less * (len(less) == 1) for one, less in pairs]
-        one_each = all(len(one) <= 1 for one in each)
-        costs = [_sum(one, "cost_ns") for one in (each if one_each else (before, after))]
-        if before and (after or 2 * (costs[1] or 0) >= (costs[0] or inf)):
+        costs = [_sum(one or less * (len(less) == 1), "cost_ns") for one, less in pairs]
+        if before and (after or _is_left(small[1], small[0] or before)):
             state = "remains"
         elif name in (left if before else first).skipped:
             state = "not checked"
         elif before:
             state = "gone"
         else:
-            state = "present" if 2 * (costs[0] or 0) >= (costs[1] or inf) else "new"
+            state = "present" if _is_left(small[0], small[1] or after) else "new"
         rows.append(
             {
                 "finding": str(name),
@@ -575,6 +572,12 @@ def _rows(first: _Side, left: _Side, basis: _Basis) -> pl.DataFrame:
             }
         )
     return pl.DataFrame(rows, schema=_COLUMNS)
+
+
+def _is_left(some: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether small findings cost at least half of those of the other run, if that is known."""
+    costs = _sum(some, "cost_ns"), _sum(others, "cost_ns")
+    return bool(some) and (None in costs or 2 * costs[0] >= costs[1])
 
 
 def _of_rule(findings: Sequence[Mapping[str, Any]], name: str) -> list[Mapping[str, Any]]:

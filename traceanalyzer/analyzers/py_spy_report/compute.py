@@ -13,6 +13,7 @@ import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
 from traceanalyzer.analyzers.common import columns, libraries, own_lines, waits
+from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.own_lines import at, row_of
 from traceanalyzer.analyzers.py_spy_report import By, GroupBy, Match, Options
 from traceanalyzer.analyzers.py_spy_report.result import LIBRARY, MAIN, NO_FRAME, PATH, LeafPaths
@@ -495,22 +496,31 @@ def _busy(lines: pl.DataFrame, *, one_process: bool) -> float:
 
 
 def _waits(lines: pl.DataFrame, *, one_process: bool) -> pl.DataFrame:
-    """Return the waits of the main thread in own code, without those for recorded work."""
+    """Return the waits of the main thread by line of own code, without those for recorded work.
+
+    What it waits for in a thread is what a recorded thread runs or waits for.
+    """
     does, samples = pl.col("doing"), pl.col("samples")
-    others = lines.filter("started", does.is_null() | (does == own_lines.BACKGROUND))
+    runs = does.is_null() | (does == own_lines.BACKGROUND)
+    started = lines.filter("started")
+    recorded = [started.filter(one)["samples"].sum() for one in (runs, runs | _HAS_PLACE)]
+    others = pl.when(does.is_in(_OF_THREADS)).then(recorded[1]).otherwise(recorded[0])
     of_main = lines.filter(
         ~pl.col("started"), ~pl.col("idle"), does.ne_missing(own_lines.BACKGROUND)
     )
-    rows = of_main.filter(does.is_in(_OF_MAIN), pl.col("place").is_not_null(), pl.lit(one_process))
-    places = rows.sort("samples", descending=True, maintain_order=True).group_by(
-        activity="doing", maintain_order=True
+    rows = of_main.filter(does.is_in(_OF_MAIN), _HAS_PLACE, pl.lit(one_process))
+    rows = rows.filter(samples.sum().over("doing") > 2 * others)
+    places = largest_first(rows, "samples", "place", "calls").group_by(
+        "place", activity="doing", maintain_order=True
     )
-    sums = places.agg(pl.col("place", "calls").first(), samples.sum())
-    sums = sums.filter(samples > 2 * others["samples"].sum())
-    whole = of_main["samples"].sum()
-    return sums.with_columns(frac=samples / (whole or 1)).sort(
-        "samples", "activity", descending=[True, False]
-    )
+    whole = of_main["samples"].sum() or 1
+    sums = places.agg(pl.col("calls").first(), samples.sum(), frac=samples.sum() / whole)
+    return largest_first(sums, "samples", "activity", "place")
+
+
+_HAS_PLACE = pl.col("place").is_not_null()
+#: Waits for threads.
+_OF_THREADS = (waits.LOCK, waits.THREAD, waits.QUEUE)
 
 
 def _loading(

@@ -60,8 +60,8 @@ class LeafPaths(Result):
             ``calls``, ``place_frac``, ``samples``, ``samples_frac`` (of all samples).
         locks: lines of own code in which threads wait for a lock: ``place``, ``holder`` (where one
             thread is meanwhile), ``samples``.
-        waits: what the main thread waits for in own code, if no other thread or process runs that
-            long: ``activity``, ``place``, ``calls``, ``samples``, ``frac`` (of the main thread).
+        waits: what the main thread waits for, by line of own code, unless for a recorded thread:
+            ``activity``, ``place``, ``calls``, ``samples``, ``frac`` (of the main thread).
         processes: ``file``, ``pid``, ``command``, ``role``, ``samples``, ``samples_frac``.
     """
 
