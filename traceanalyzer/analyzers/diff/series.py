@@ -270,11 +270,17 @@ def _by_run(roles: Sequence[pl.DataFrame]) -> pl.DataFrame:
         wide = wide.join(column, on="role", how="full", coalesce=True)
     changed = pl.concat(roles).filter(pl.col("state").is_in(_CHANGED))
     first = changed.sort("run", maintain_order=True).unique("role", keep="first")
-    jumps = first.select("role", "change_ns", "kernel", "in_place_of", jump=pl.col("run"))
+    jumps = first.select("role", "kernel", "in_place_of", jump=pl.col("run"))
     times = [name for name in wide.columns if name != "role"]
     rows = wide.filter(pl.any_horizontal(pl.col(times).is_not_null())).join(
         jumps, on="role", how="left"
     )
+    # of the times shown: a run without shapes has roles of several shapes as one
+    each = [
+        pl.when(jump=number).then(pl.col(name).fill_null(0) - pl.col(times[0]).fill_null(0))
+        for number, name in enumerate(times, 1)
+    ]
+    rows = rows.with_columns(change_ns=pl.coalesce(each))
     ordered = largest_first(rows, pl.col("change_ns").abs(), "role", nulls_last=True)
     return ordered.select("role", *times, "jump", "change_ns", "kernel", "in_place_of")
 
