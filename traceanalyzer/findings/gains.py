@@ -425,7 +425,7 @@ def _change(one: Finding) -> str:
         calls = ", no calls of small ones" if one.fix == "fewer-calls" else ""
         return f"instant transfers in this time{calls}"
     free = Change(free=_WAITS.get(one.id, ()))
-    kept = " (but before 1 ms or more of host code)" * (free.free == _HOST_AHEAD)
+    kept = " (except before 1 ms or more of host code)" * (free.free == _HOST_AHEAD)
     waits = f", {free.text}{kept}" if free.free else ""
     return f"no host time, copies and transfers in this time{waits}"
 

@@ -567,6 +567,8 @@ _BUDGET_TYPES = {"part": pl.String, "name": pl.String, "each_ns": pl.Int64, "tim
 
 #: Copies and causes of idle time with a smaller share are left out.
 _LEAST = 0.001
+#: Causes of less together change no printed share.
+_LEAST_ROUNDED = 0.0005
 
 _TOP_KERNELS = 5
 
@@ -629,7 +631,7 @@ def budget(answers: Answers) -> pl.DataFrame:
     of_cause = sorted(idle.items(), key=lambda item: (-item[1], item[0]))
     rows += [(IDLE, names[cause], ns) for cause, ns in of_cause if ns >= least]
     few = sum(ns for ns in idle.values() if ns < least)
-    rows += [(IDLE, OTHER, few)] * (few > 0)
+    rows += [(IDLE, OTHER, few)] * (few >= _LEAST_ROUNDED * time.whole_ns)
     if kernels is not None and kernels.span_ns:
         compute = kernels.heaviest("name").filter(pl.col("family") != COMMUNICATION)
         of_steps = longest_first(in_steps(kernels, time), compute["kernel"], "busy_ns")

@@ -15,7 +15,8 @@ from traceanalyzer.analyzers.what_if.compute import FINDINGS, WHAT_IF, WhatIf
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.errors import OptionError
 from traceanalyzer.findings import diagnosed
-from traceanalyzer.result import Finding, finding_number
+from traceanalyzer.findings.result import Diagnosis
+from traceanalyzer.result import finding_number
 from traceanalyzer.run.loop import run, with_notes
 from traceanalyzer.trace import Inputs
 
@@ -75,7 +76,7 @@ def what_if(
         return run(WHAT_IF, inputs, options, **reading)
     diagnosis, examined = diagnosed(inputs, **reading)
     result = _of_replay(examined, options) or run(WHAT_IF, inputs, options, **reading)
-    return replace(result, findings=_replayed(diagnosis.findings, *names))
+    return replace(result, findings=_replayed(diagnosis, *names))
 
 
 def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
@@ -89,10 +90,14 @@ def _of_replay(examined: Examination, options: Options) -> WhatIf | None:
     return with_notes(result, (*replay.input_notes, *examined.notes))
 
 
-def _replayed(findings: Sequence[Finding], name: str | None = None) -> pl.DataFrame:
+def _replayed(diagnosis: Diagnosis, name: str | None = None) -> pl.DataFrame:
     """Return the findings with a replayed gain, or the one with an id or number."""
-    chosen = findings if name is None else [findings[finding_number(name, findings) - 1]]
-    rows = [(one.id, one.gain_change, one.gain_ns, one.gain_frac) for one in chosen]
+    every = diagnosis.findings
+    chosen = every if name is None else [every[finding_number(name, every) - 1]]
+    rows = [
+        (one.id, one.gain_change, one.gain_ns, one.gain_frac, one.gain_of or diagnosis.of)
+        for one in chosen
+    ]
     frame = pl.DataFrame(rows, schema=FINDINGS, orient="row").filter(pl.col("change") != "")
     if name is not None and frame.is_empty():
         raise OptionError(f"--finding {name}: no change is known that removes its cause")

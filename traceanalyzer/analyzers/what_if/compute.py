@@ -30,10 +30,10 @@ from traceanalyzer.result import Result, Table, View
 from traceanalyzer.units import format_frac, format_ns, format_ranges
 
 _CHANGES = headings("change, step_ns: step, gain_ns: gain, gain_frac: of step")
-_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of step, change")
+_OF_FINDINGS = headings("finding, gain_ns: gain, gain_frac: of time, change")
 #: Columns of :attr:`WhatIf.findings`.
 FINDINGS = {"finding": pl.String, "change": pl.String, "gain_ns": pl.Float64,
-            "gain_frac": pl.Float64}  # fmt: skip
+            "gain_frac": pl.Float64, "gain_of": pl.String}  # fmt: skip
 _STEPS = headings("run, step, step_ns: time")
 _PATHS = headings(
     "kind: waiting for, before_ns: before, after_ns: after, after_frac: of step after"
@@ -50,9 +50,9 @@ class WhatIf(Result):
     Attributes:
         changes: one row per change, the largest gain first: ``change``, ``step_ns`` (mean step time
             with it), ``gain_ns`` (replayed_ns - step_ns), ``gain_frac`` (of replayed_ns).
-        findings: ``finding`` (id), ``change`` (what is removed), ``gain_ns`` and ``gain_frac`` of
-            the findings of ``diagnose``, in the mean of the steps that count there. One, if it was
-            given.
+        findings: ``finding`` (id), ``change`` (what is removed), ``gain_ns`` and ``gain_frac`` (of
+            ``gain_of``) of the findings of ``diagnose``, in the mean of the steps that count there.
+            One, if it was given.
         steps: time of each step: ``run`` (``recorded``, ``replayed``, or the change), ``step``,
             ``step_ns``.
         by_rank: of a given change, step times where ranks differ: ``rank``, ``before_ns``,
@@ -137,7 +137,8 @@ def _of_changes(result: WhatIf) -> str:
     whole = "step time" if steps > 1 else "the run"
     if result.given:
         if rows:
-            without = f"Without the cause of {rows[0]['finding']}: {_gain(rows[0], whole)} less"
+            gain = _gain(rows[0], rows[0]["gain_of"])
+            without = f"Without the cause of {rows[0]['finding']}: {gain} less"
             return sentences(step, f"{without} ({rows[0]['change']}).")
         best = result.changes.row(0, named=True)
         changed = f"With the change ({best['change']}): {_compared(best)}."
@@ -148,7 +149,10 @@ def _of_changes(result: WhatIf) -> str:
         what = "A step" if steps > 1 else "The run"
         then = f"{what} then waits for: {', '.join(after)}." if after else ""
         return sentences(step, changed, then)
-    largest = [f"Largest gain of a finding: {row['finding']}, {_gain(row, whole)}." for row in rows]
+    largest = [
+        f"Largest gain of a finding: {row['finding']}, {_gain(row, row['gain_of'])}."
+        for row in rows
+    ]
     others = result.changes.filter(~pl.col("change").is_in([row["change"] for row in rows]))
     changes = others.filter(pl.col("gain_frac") >= NO_GAIN).head(2).rows(named=True)
     if not changes:
@@ -234,7 +238,7 @@ def _tables(result: WhatIf) -> Iterator[Table]:
 
 
 def _charts(result: WhatIf) -> Iterator[Chart]:
-    found = result.findings.with_columns(change=pl.col("finding"))
+    found = result.findings.drop("gain_of").with_columns(change=pl.col("finding"))
     gains = pl.concat([found, result.changes], how="diagonal").filter(
         pl.col("gain_frac") >= NO_GAIN
     )
