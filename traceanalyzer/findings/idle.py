@@ -208,10 +208,10 @@ def _after_waits(answers: Answers) -> pl.DataFrame:
     if (
         not is_part
         or waits < code["lost_ns"].sum()
-        or not _waits_before(answers, causes.HOST_CODE)[0]
+        or not launching.waits_before(answers, causes.HOST_CODE)[0]
     ):
         return losses.clear()
-    return pl.concat([code.filter("waited"), _following_waits(answers, causes.HOST_CODE)])
+    return pl.concat([code.filter("waited"), launching.following_waits(answers, causes.HOST_CODE)])
 
 
 def _explained(
@@ -410,7 +410,8 @@ def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     reads = f"grad_scaler|(?:{activities.OFFLOADED})"
     names_it = cause == causes.HOST_CODE and bool(re.search(reads, f"{one.place} {one.called}"))
     names_it |= cause == causes.DATALOADING and 2 * answers.free_of_loader < 1  # it is the limit
-    call, _ = _waits_before(answers, cause) if cause in _OF_HOST and not names_it else ("", 0.0)
+    searched = cause in _OF_HOST and not names_it
+    call = launching.waits_before(answers, cause)[0] if searched else ""
     first = "Or" if cause == causes.DATALOADING else "If this code needs no results of the GPU,"
     return f" {first} remove the wait before it ({call}): the host then runs ahead." * bool(call)
 
@@ -581,7 +582,7 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
         yield from _loading(result)
         if not result.host.starts_workers:
             yield from _in_turn(answers, main_steps(time.of_cause(cause), time, ranks))
-    if cause in _OF_HOST and (before := _waits_before(answers, cause))[0]:
+    if cause in _OF_HOST and (before := launching.waits_before(answers, cause))[0]:
         yield (
             f"Right before {format_frac(before[1])} of it the host waits for the device "
             f"({before[0]}): without that call, {causes.NAMES[cause]} could overlap with device "
@@ -602,9 +603,9 @@ def _evidence(result: GpuIdle, cause: str, answers: Answers, ranks: Sequence[int
 
 def _counted_apart(answers: Answers) -> Iterator[str]:
     """Yield the whole launch overhead if loops of small kernels or decode steps have a part."""
-    time, own = answers.time, _losses_of(answers, causes.LAUNCH)
-    whole, total = (int(rows["lost_ns"].sum()) for rows in (time.of_cause(causes.LAUNCH), own))
-    if time.frac(whole - total) >= _PART:
+    time, rows = answers.time, _losses_of(answers, causes.LAUNCH)
+    whole = int(time.of_cause(causes.LAUNCH)["lost_ns"].sum())
+    if time.frac(whole - int(rows["lost_ns"].sum())) >= _PART:
         yield (
             f"Launch overhead is {time.text(whole)} with that of loops and checks, which are "
             "findings or notes of their own."
@@ -774,36 +775,6 @@ def _small_copies(result: GpuIdle, answers: Answers) -> Iterator[str]:
     if n:
         each = f" ({n / steps:,.0f} per step and GPU)" if steps else ""
         yield f"Small copies to the GPU: {n:,}{each}, {format_bytes(size // n)} each on average."
-
-
-@memoized
-def _waits_before(answers: Answers, cause: str) -> tuple[str, float]:
-    """Return the call that waits for the device before idle time of a cause, and the share of it.
-
-    It is lost time without work in between. Empty if that is less than half of it, or if the host
-    waits for a shorter time while the device works: it could not run that far ahead.
-    """
-    result, rows = answers.of(Launches), answers.time.of_cause(cause).filter(~pl.col("waited"))
-    whole, after = (int(r["lost_ns"].sum()) for r in (rows, _following_waits(answers, cause)))
-    place = launching.synchronising_place(result) if result else {}
-    if not place or not whole or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
-        return "", 0.0
-    work = int(answers.time.busy["busy_ns"].sum()) / answers.time.windows.height
-    each = rows.group_by(*DEVICE, "step").agg(ns=pl.col("lost_ns").sum())["ns"]
-    if 2 * int(each.filter(each > work).sum()) > whole:  # the work of a step cannot overlap with it
-        return "", 0.0
-    where = place["operator"] or place["annotation"] or place["python"]
-    return f"{place['call']}{f' in {frame_text(where)}' if where else ''}", after / whole
-
-
-def _following_waits(answers: Answers, cause: str) -> pl.DataFrame:
-    """Return losses of a cause that follow waits for the device without work in between.
-
-    Small copies that block the host wait, too.
-    """
-    is_wait = pl.col("cause").is_in([causes.SYNCHRONISATION, causes.SMALL_COPIES])
-    follows = pl.when(is_wait).then("stretch").forward_fill() == pl.col("stretch")
-    return answers.time.in_stretches(follows, pl.col("cause") == cause).drop("stretch")
 
 
 #: What the host does besides launching: it overlaps with device work if the host runs ahead.

@@ -37,6 +37,7 @@ from traceanalyzer.analyzers.steps.result import Steps
 from traceanalyzer.findings.device_time import DEVICE, MOST, DeviceTime
 from traceanalyzer.findings.rule import ADVICE, Answers, Measured, in_steps, rule, within
 from traceanalyzer.frames import linking
+from traceanalyzer.result import memoized
 from traceanalyzer.units import (
     NS_PER_MS,
     format_bytes,
@@ -259,6 +260,36 @@ def synchronising_place(launches: Launches) -> Mapping[str, Any]:
     """Return the row of the synchronising call with most idle time, or nothing."""
     rows = launches.synchronising.by_place.head(1)
     return rows.row(0, named=True) if rows.height else {}
+
+
+@memoized
+def waits_before(answers: Answers, cause: str) -> tuple[str, float]:
+    """Return the call that waits for the device before idle time of a cause, and the share of it.
+
+    It is lost time without work in between. Empty if that is less than half of it, or if the host
+    waits for a shorter time while the device works: it could not run that far ahead.
+    """
+    result, rows = answers.of(Launches), answers.time.of_cause(cause).filter(~pl.col("waited"))
+    whole, after = (int(r["lost_ns"].sum()) for r in (rows, following_waits(answers, cause)))
+    place = synchronising_place(result) if result else {}
+    if not place or not whole or 2 * after < whole or place["host_ns"] - place["idle_ns"] < whole:
+        return "", 0.0
+    work = int(answers.time.busy["busy_ns"].sum()) / answers.time.windows.height
+    each = rows.group_by(*DEVICE, "step").agg(ns=pl.col("lost_ns").sum())["ns"]
+    if 2 * int(each.filter(each > work).sum()) > whole:  # the work of a step cannot overlap with it
+        return "", 0.0
+    where = place["operator"] or place["annotation"] or place["python"]
+    return f"{place['call']}{f' in {frame_text(where)}' if where else ''}", after / whole
+
+
+def following_waits(answers: Answers, cause: str) -> pl.DataFrame:
+    """Return losses of a cause that follow waits for the device without work in between.
+
+    Small copies that block the host wait, too.
+    """
+    is_wait = pl.col("cause").is_in([causes.SYNCHRONISATION, causes.SMALL_COPIES])
+    follows = pl.when(is_wait).then("stretch").forward_fill() == pl.col("stretch")
+    return answers.time.in_stretches(follows, pl.col("cause") == cause).drop("stretch")
 
 
 def read_collectives(answers: Answers) -> tuple[str, str]:

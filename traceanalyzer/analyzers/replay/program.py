@@ -655,7 +655,6 @@ def _blocking(
     """Return the calls with what they wait for: kind, and rows of waits with ``call``."""
     kinds = _kinds(trace, calls, work, call)
     start, end = work["start"].to_numpy(), work["end"].to_numpy()
-    from_ = calls["start"].to_numpy()
     until, spent = calls["end"].to_numpy(), calls["call_ns"].to_numpy().astype(float)
     done = until + np.clip(_EXACT * spent, ROUNDING_NS, LATENCY_NS)
     lanes = _Lanes(work["lane"].to_numpy(), call)
@@ -677,7 +676,7 @@ def _blocking(
     edges = np.array(pairs, np.int64).reshape(-1, 2)
     ready = np.full(calls.height, -np.inf)
     np.maximum.at(ready, edges[:, 0], end[edges[:, 1]].astype(float))
-    blocked = ready > from_ + calls["call_ns"].to_numpy() * 0.2
+    blocked = ready > calls["start"].to_numpy() + 0.2 * spent
     tail = np.where(blocked, np.maximum(until - ready, 0.0), 0.0)
     calls = calls.with_columns(
         call_ns=pl.Series(np.where(blocked, np.minimum(spent, GAP_NS), spent)),
