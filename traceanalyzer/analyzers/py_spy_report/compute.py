@@ -498,12 +498,13 @@ def _busy(lines: pl.DataFrame, *, one_process: bool) -> float:
 def _waits(lines: pl.DataFrame, *, one_process: bool) -> pl.DataFrame:
     """Return the waits of the main thread by line of own code, without those for recorded work.
 
-    What it waits for in a thread is what a recorded thread runs or waits for.
+    What it waits for in a thread is what a recorded thread runs or waits for, other than a thread.
     """
     does, samples = pl.col("doing"), pl.col("samples")
     runs = does.is_null() | (does == own_lines.BACKGROUND)
     started = lines.filter("started")
-    recorded = [started.filter(one)["samples"].sum() for one in (runs, runs | _HAS_PLACE)]
+    outside = _HAS_PLACE & ~does.is_in(_OF_THREADS)
+    recorded = [started.filter(one)["samples"].sum() for one in (runs, runs | outside)]
     others = pl.when(does.is_in(_OF_THREADS)).then(recorded[1]).otherwise(recorded[0])
     of_main = lines.filter(
         ~pl.col("started"), ~pl.col("idle"), does.ne_missing(own_lines.BACKGROUND)
