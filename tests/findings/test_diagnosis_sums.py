@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +43,28 @@ def test_costs_are_at_most_the_lost_time(shared: Path, name: str) -> None:
         pytest.skip(f"no folder {path}")
     diagnosed = diagnosis(path)
     assert 0.5 * not_useful(diagnosed) < costs(diagnosed) <= not_useful(diagnosed) + 1e-9
+
+
+def test_cost_of_a_straggler_is_the_sum_of_its_parts(shared: Path) -> None:
+    """Wait time in no other finding is at most all of it; the rest of the cost is of the rank."""
+    found = ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/ddp4")
+    (one,) = (one for one in found.findings if one.id == "straggler")
+    whole, counted = map(float, re.findall(r"([\d.]+) %", one.title))
+    (own_ms,) = (float(text.split()[0]) for text in one.evidence if "itself" in text)
+    assert one.cost_ns is not None and one.cost_frac is not None
+    assert 0 < counted < whole < 100 * one.cost_frac
+    own_frac = own_ms * MS / one.cost_ns * one.cost_frac
+    assert counted / 100 + own_frac == pytest.approx(one.cost_frac, abs=0.001)
+
+
+def test_a_slow_link_says_how_much_of_its_cost_is_wait_time(shared: Path) -> None:
+    """Job ST: transfers of 91.85 ms a step, and 21.46 ms of waits for ranks that they delay."""
+    found = ta.diagnose(shared / "data/whatif/kineto")
+    (one,) = (one for one in found.findings if one.id == "slow-link")
+    transfer = found.budget.filter(name="transfer")["each_ns"].item()
+    assert one.cost_ns is not None
+    waits_ms = float(one.evidence[0].split()[0])
+    assert 0 < one.cost_ns - waits_ms * MS < transfer < one.cost_ns
 
 
 def cpu_job(late: set[int]) -> list[Trace]:

@@ -6,9 +6,10 @@ import gzip
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, host, step, trace
-from conftest import ROOT
+from conftest import ROOT, SHARED
 from replays import usual_changes
 
 import traceanalyzer as ta
@@ -492,6 +493,23 @@ def test_a_copy_at_the_time_of_a_transfer_counts_with_it(
     assert (one.fix == "with-others") == is_pair
     assert one.gain_frac == pytest.approx(gained / (4 + transfer), abs=0.03)
     assert "host time" in one.gain_change or not is_pair
+
+
+@pytest.mark.parametrize(
+    ("path", "id_"),
+    [
+        (SHARED / "data" / "whatif" / "kineto", "slow-link"),
+        (ROOT / "fixtures" / "nccl_8ranks", "slow-collectives"),
+    ],
+)
+def test_a_faster_link_gains_at_most_what_instant_transfers_gain(path: Path, id_: str) -> None:
+    """What the host does during a slow transfer takes as long with a faster one."""
+    if not path.exists():
+        pytest.skip(f"{path} is missing")
+    result = ta.what_if(path)
+    gains = dict(result.changes.select("change", "gain_ns").iter_rows())
+    one = result.findings.row(by_predicate=pl.col("finding") == id_, named=True)
+    assert 0.02 * result.replayed_ns < one["gain_ns"] <= gains["instant transfers"]
 
 
 def test_slow_transfers_of_a_program_that_waits_for_launches_gain_nothing() -> None:

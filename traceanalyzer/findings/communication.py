@@ -224,9 +224,11 @@ def _slow_link(result: CommOutliers, answers: Answers) -> Iterator[Measured]:
         return
     losses, total = claimed
     replicas = _between_replicas(result) and result.ranks["host"].has_nulls()  # on several hosts?
+    waits = int(losses.filter("waited")["lost_ns"].sum())
+    of_others = f"{answers.time.text(waits)} of this cost is wait time of other ranks."
     yield Measured(
         title=sentences[0],
-        evidence=tuple(sentences[1:_NAMED]),
+        evidence=(*[of_others] * bool(waits), *sentences[1:_NAMED]),
         advice=_TEXTS["all_ranks"] * (not result.has_all_ranks)
         + (_TEXTS["hybrid"] if replicas else answers.program.slow_link),
         total_ns=total,

@@ -51,10 +51,10 @@ _AS_MUCH = 1.05
 AFTER_LOADER = "Steps that wait for the data loader gain from it only once the loader is faster."
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
-#: Rules about transfers of which no other rank shows that the host waits for them.
-_TRANSFERS = {EXPOSED_ID, "collective-outliers"}
-#: Rules about transfers that take too long.
-_OF_LINKS = {*_TRANSFERS, "slow-link", "slow-collectives", "repeated-reduction"}
+#: Rules about transfers that take too long: without them, the host still has what it does meanwhile.
+_TRANSFERS = {EXPOSED_ID, "collective-outliers", "slow-link", "slow-collectives"}
+#: The same, and about transfers that are not needed.
+_OF_LINKS = {*_TRANSFERS, "repeated-reduction"}
 #: Rules about settings whose kernels and waits are gone without them.
 _SETTINGS = ("anomaly-detection", "kernel-tuning")
 #: Rules whose cause is removed by removing what happened in the intervals of the finding.

@@ -519,9 +519,11 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
     spread = result.spread()
     size = share if left < MUCH_LEFT else share * left
     cause = f" Cause: {why_late}." if why_late else ""
-    cost, shared = round(total * size / share + longer), 1 - 1 / max(result.ranks.height, 1)
+    counted = total * size / share  # the wait time in no other finding
+    cost, shared = round(counted + longer), 1 - 1 / max(result.ranks.height, 1)
     waited = cost if abs(cost - total) < _NEARLY_SAME * total else total
-    wait = f"{time.share(waited)}{without_others(time.frac(cost), size / share)}"
+    wait = f"{time.share(waited)}{without_others(time.frac(counted), size / share)}"
+    of_rank = f"{time.text(longer)} of the cost is longer work of {label} itself."
     code = only_code(answers, rank, by_cause)[0] if result.stage_of(rank) is None else ""
     remedy = advice(answers, rank, waits, by_cause)
     return Measured(
@@ -529,6 +531,7 @@ def _measure_straggler(result: CommOutliers, answers: Answers, rank: int, total:
         title=f"{at_start(label)} is a straggler: the other ranks wait {wait}.{cause}",
         evidence=(
             *[f"Shared by all ranks, it saves {time.share(round(shared * cost))}."] * bool(code),
+            *[of_rank] * (waited != cost and longer >= _NEARLY_SAME * cost),
             *why(by_cause),
             *_all_waits(time, result, row, total),
             *_arrivals(result, row),

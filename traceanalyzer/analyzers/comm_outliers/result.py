@@ -756,7 +756,7 @@ def slow_links(result: CommOutliers) -> list[str]:
         what = with_size(row) + (f" of {_group_text(result, row['group'])}" if groups > 1 else "")
         is_known = result.has_all_ranks
         reaches = "reaches" if is_known else "waits for ranks without a file or has a slow link:"
-        texts.append(f"{what} {reaches} {speed:.3g} of {row['link_gbps']:g} GB/s ({link}).")
+        texts.append(f"{what} {reaches} {speed:.3g} GB/s of {row['link_gbps']:g} GB/s ({link}).")
     return texts
 
 
