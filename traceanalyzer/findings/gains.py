@@ -51,7 +51,7 @@ _AS_MUCH = 1.05
 AFTER_LOADER = "Steps that wait for the data loader gain from it only once the loader is faster."
 #: The rule about communication that nothing overlaps.
 EXPOSED_ID = "exposed-communication"
-#: Rules about transfers that take too long: without them, the host still has what it does meanwhile.
+#: Rules about transfers that take too long; without them, the host takes as long for what it does.
 _TRANSFERS = {EXPOSED_ID, "collective-outliers", "slow-link", "slow-collectives"}
 #: The same, and about transfers that are not needed.
 _OF_LINKS = {*_TRANSFERS, "repeated-reduction"}
