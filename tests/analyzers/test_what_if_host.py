@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -133,3 +135,17 @@ def test_checkpoints_of_one_rank_are_on_the_path() -> None:
     path = once(ta.critical_path, ROOT / "fixtures/ddp_gloo_4ranks")
     assert path.names["name"][0] == "save_checkpoint"
     assert path.ranks["rank"][0] == 3
+
+
+@pytest.mark.parametrize("percent", [35, 60])
+def test_work_after_the_complete_part_of_a_truncated_file_is_in_no_step(
+    percent: int, shared: Path, tmp_path: Path
+) -> None:
+    """Kineto writes operators first: their end does not show when the recording ended."""
+    whole = shared / "data/chrome/kineto_ddp_cpu/ddp4/rank0.json.gz"
+    text = gzip.decompress(whole.read_bytes())
+    (tmp_path / "cut.json").write_bytes(text[: len(text) * percent // 100])
+    cut, complete = (usual_changes(path).steps for path in (tmp_path / "cut.json", whole))
+    both = cut.join(complete, on=["run", "step"], suffix="_complete").filter(run="recorded")
+    assert 2 <= both.height == cut.filter(run="recorded").height
+    assert both["step_ns"].to_list() == pytest.approx(both["step_ns_complete"].to_list(), rel=0.02)

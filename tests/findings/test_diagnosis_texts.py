@@ -195,6 +195,20 @@ def test_truncated_file_without_gpu_work_is_not_to_be_recorded_again(
     check_wording(note)
 
 
+@pytest.mark.parametrize(("name", "copied"), [("cut.json", False), ("cut.json.gz", True)])
+def test_advice_about_a_truncated_file(
+    name: str, copied: bool, shared: Path, tmp_path: Path
+) -> None:
+    """A compressed file may be an incomplete copy: its place is in it, not in its text."""
+    path, cut = shared / "data/chrome/kineto_ddp_cpu/ddp4/rank0.json.gz", tmp_path / name
+    whole = path.read_bytes() if copied else gzip.decompress(path.read_bytes())
+    cut.write_bytes(whole[: len(whole) // 2])
+    (one,) = (one for one in ta.diagnose(cut).findings if one.id == "dropped-events")
+    assert one.advice.startswith("Copy") == copied
+    place = int(re.findall(r"byte (\d+)", one.evidence[0])[0])
+    assert place <= cut.stat().st_size
+
+
 def advice_of(path: Path) -> dict[str, str]:
     """The advice of all findings, by rule."""
     return {one.id: one.advice for one in diagnosis(path).findings}

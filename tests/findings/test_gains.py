@@ -496,6 +496,23 @@ def test_a_copy_at_the_time_of_a_transfer_counts_with_it(
 
 
 @pytest.mark.parametrize(
+    ("name", "percent"), [("ddp4", 5), ("ddp4", 70), ("slow_loader", 60), ("slow_loader", 80)]
+)
+def test_loading_in_a_truncated_file_is_a_finding(
+    name: str, percent: int, shared: Path, tmp_path: Path
+) -> None:
+    """Before the first call, it is not in the replay of a run without complete steps."""
+    whole = gzip.decompress(
+        (shared / "data/chrome/kineto_ddp_cpu" / name / "rank0.json.gz").read_bytes()
+    )
+    (tmp_path / "cut.json").write_bytes(whole[: len(whole) * percent // 100])
+    result = ta.diagnose(tmp_path / "cut.json")
+    share = result.budget.filter(part="idle", name="data loading")["time_frac"].item()
+    assert share > 0.4
+    assert by_id(result)["data-loading"].cost_frac == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
     ("path", "id_"),
     [
         (SHARED / "data" / "whatif" / "kineto", "slow-link"),

@@ -403,7 +403,7 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         cost = (one.cost_frac or 0.0) / replay.unprofiled_frac * _by_step([one], replay, time)
         frac = min(_share([one], replay, time), _MORE_OVERLAP * cost)
         alone = replay.waits_for_others and len(replay.job.programs) == 1
-        unknown = alone or not replay.has_work_after(one.intervals)
+        unknown = alone or not replay.has(one.intervals)
         # the host itself may take the time for the next batch, which workers would deliver earlier
         late = replay.waits_for_batches() / replay.whole_ns
         hidden = 0 < late < cost and 2 * frac < cost and one.id != _SLOWED[0]
@@ -553,7 +553,8 @@ def notes(gains: Gains, time: DeviceTime) -> tuple[str, ...]:
     if gains.together_ns > 0:
         per = " per step" if step == "step" else ""
         length = f"{format_ns(round(gains.together_ns))}{per}"
-        more = gains.together_frac - sum(one.gain_frac or 0 for one in replayed)
+        sum_ns = sum(one.gain_ns or 0 for one in replayed)  # shares may be of different steps
+        more = gains.together_frac * (1 - sum_ns / gains.together_ns)
         why = _LESS[gains.of_same_steps] * (more <= -NO_GAIN)
         if more >= NO_GAIN:
             why = ", more than their sum: without one cause, steps wait for the others"

@@ -156,12 +156,15 @@ def _dropped_events(result: Info, _: Answers) -> Iterator[Measured]:
     files = lost["path"].n_unique()
     if not files:
         return
+    of_damaged = (pl.col("code") == _DAMAGED).any().over("path")  # its text is truncated, too
+    lost = lost.filter(~(of_damaged & (pl.col("code") == "truncated")))
     first, codes = lost.row(0, named=True), ", ".join(sorted(lost["code"].unique()))
-    place = f", first at {first['first']}" if first["first"] else ""
+    kind = "" if first["code"] == _DAMAGED else f"{first['code']}, first at "
+    place = f"{kind}{first['first']}" if first["first"] else first["code"]
     yield Measured(
         size=files,
         title=f"{_files(files, result)} dropped events: {codes}.",
-        evidence=(f"{first['path']}: {first['code']}{place}.",),
+        evidence=(f"{first['path']}: {place}.",),
         advice=f"{_complete(result, lost)} All numbers are without these events.",
     )
 
@@ -172,6 +175,9 @@ def _files(some: int, result: Info) -> str:
     return f"{each} {'has' if some == 1 else 'have'}"
 
 
+#: Code of a compressed file that ends early or is damaged: it may be an incomplete copy.
+_DAMAGED = "damaged-file"
+_STOP = "Stop the profiler before the job ends, so that it can write the complete file."
 #: Codes of files that end early or are damaged, and of tables that are missing or differ.
 _INCOMPLETE = r"truncated|damaged|unreadable-rows|incomplete-row"
 _OTHER_TABLES = r"missing-(?:table|column)"
@@ -188,7 +194,9 @@ def _complete(result: Info, lost: pl.DataFrame) -> str:
             return "Print the table again, and copy all of it."
         if formats.is_in(DATABASES).any():
             return "Copy the file again, or export the recording again."
-        return "Stop the profiler before the job ends, so that it can write the complete file."
+        is_packed = _DAMAGED in lost["code"]
+        copied = "Copy the file again if its original is complete. " * is_packed
+        return f"{copied}{_STOP}"
     if (lost["code"] == "history-overflowed").any():
         return "Keep more events (VizTracer: tracer_entries), or record for a shorter time."
     if lost["code"].str.contains(_OTHER_TABLES).any():

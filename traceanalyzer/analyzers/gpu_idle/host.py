@@ -243,7 +243,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
     device_work.require_all_work(trace)
     work = device_work.device_work(trace, options.comm_patterns)
     steps = device_steps.device_steps(trace, options.step_name)
-    until = _recorded_until(trace, work, steps)
+    until = recorded_until(trace, work, steps)
     steps = until_end(steps, until)
     by_process = options.by == "process"
     keys = ["device", "pid"] if by_process else ["device"]
@@ -328,7 +328,7 @@ def _collectives(trace: Trace, pids: pl.DataFrame) -> pl.DataFrame:
     return runs.join(pids, on="pid", nulls_equal=True)[["unit", "start", "end"]]
 
 
-def _recorded_until(trace: Trace, work: pl.DataFrame, steps: pl.DataFrame) -> int | None:
+def recorded_until(trace: Trace, work: pl.DataFrame, steps: pl.DataFrame) -> int | None:
     """Return until when a truncated file is complete: its steps, and what runs before its end."""
     if not is_truncated(trace):
         return None

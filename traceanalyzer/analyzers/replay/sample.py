@@ -16,11 +16,12 @@ import polars as pl
 from traceanalyzer.analyzers.common.device_steps import device_steps, launching_step
 from traceanalyzer.analyzers.common.device_work import COMMUNICATION, device_work
 from traceanalyzer.analyzers.common.launching import launch_rows
+from traceanalyzer.analyzers.gpu_idle.host import recorded_until
 from traceanalyzer.analyzers.replay import program
 from traceanalyzer.analyzers.replay.program import Program
 from traceanalyzer.errors import MissingData
 from traceanalyzer.frames import nesting
-from traceanalyzer.trace import Trace, in_spans, of_kinds
+from traceanalyzer.trace import Trace, in_spans, is_truncated, of_kinds
 from traceanalyzer.vocabulary import LAUNCH_KINDS
 
 #: Of a run with more device work on all ranks, a sample of the steps is replayed.
@@ -46,6 +47,7 @@ def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> 
     Raises:
         MissingData: no program is known; or, with ``is_limited``, it is above the limit.
     """
+    trace = _until_end(trace)
     work, ranks = device_work(trace), trace.meta.world_size or 1
     most_of_rank = _MOST_TIMES * MOST_WORK / ranks if is_limited and ranks > 1 else np.inf
     if work.height <= min(MOST_WORK, most_of_rank):
@@ -76,6 +78,14 @@ def measure(trace: Trace, _options: Any = None, *, is_limited: bool = False) -> 
     kept[launched_by[of_sample & known]] = True
     one = program.measure(trace.select(pl.lit(pl.Series(kept))), steps=some)
     return replace(one, recorded_steps=steps.height)
+
+
+def _until_end(trace: Trace) -> Trace:
+    """Return the complete part of a truncated trace, the same as for idle time."""
+    if not is_truncated(trace):
+        return trace
+    until = recorded_until(trace, device_work(trace), device_steps(trace))
+    return trace if until is None else trace.select(pl.col("ts") < until)
 
 
 def _chosen(

@@ -193,15 +193,21 @@ class Replay(Result):
         waits = zip(self.job.weights, self.job.batches, strict=True)
         return max(float(one.loader[rows].sum()) for one, rows in waits)
 
-    def has_work_after(self, lost: pl.DataFrame) -> bool:
-        """Return whether work of the same rank starts after most of the lost time."""
-        ends = {one.owner: one.work["start"].max() for one in self.job.programs}
-        rows = lost.with_columns(
-            last=OWNER.replace_strict(ends, default=None, return_dtype=pl.Int64),
-            ns=pl.col("end_ns") - pl.col("start_ns"),
+    def has(self, lost: pl.DataFrame) -> bool:
+        """Return whether most of the lost time is in the replay, before other work of its rank.
+
+        The replay of a run without steps begins with its first call.
+        """
+        programs, first = self.job.programs, self.job.begins[0] if len(self.job.begins) == 1 else 0
+        begins = {p.owner: int(first) - by for p, by in zip(programs, self.job.shifts, strict=True)}
+        ends = {one.owner: one.work["start"].max() for one in programs}
+        begin, last = (
+            OWNER.replace_strict(known, default=None, return_dtype=pl.Int64)
+            for known in (begins, ends)
         )
-        before = rows.filter(pl.col("start_ns") < pl.col("last"))["ns"].sum()
-        return bool(2 * before >= rows["ns"].sum())
+        ns, is_in = pl.col("end_ns") - pl.col("start_ns"), pl.col("start_ns") < last
+        inside = ns.filter(is_in & (pl.col("end_ns") > begin)).sum()
+        return bool(lost.select(2 * inside >= ns.sum()).item())
 
     def without(
         self,
