@@ -95,10 +95,9 @@ def _measured(
     result = result.of_rank(rank)
     steps = main_steps(losses, time, ranks)
     once = _is_once(cause, result, losses, answers)
-    few = cause == causes.LAUNCH and _are_few_launches(losses, time)
     alone = cause == causes.PEER and not _are_matched(answers)
-    if once or (few and not result.pauses_of(cause)[1]):
-        advice = launching.of_setup(result, answers, few=few, once=once)
+    if once:
+        advice = causes.ONCE[answers.program.pytorch]
     elif alone:
         advice = causes.ALONE
     else:
@@ -457,7 +456,7 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     if not time.in_steps:
         one = cause in causes.FIRST_USE and _is_in_few(losses, _ONE)
         few = cause in causes.FIRST_USE and _is_in_few(losses, _FEW, _MANY)
-        return one or few or (cause == causes.LAUNCH and _are_few_launches(losses, time))
+        return one or few or (cause == causes.LAUNCH and result.is_once(cause))
     begin = pl.col("start").min().over(DEVICE)
     first = time.windows.drop_nulls("step").filter(
         pl.col("start") == begin, pl.len().over(DEVICE) >= _ENOUGH_STEPS
@@ -472,18 +471,6 @@ def _is_in_few(losses: pl.DataFrame, few: int, least: int = 0) -> bool:
     lost = pl.col("lost_ns")
     is_in_few = (lost.top_k(few).sum() >= causes.SETUP_FRAC * lost.sum()) & (pl.len() > least)
     return bool(losses.group_by(DEVICE).agg(is_in_few.alias("few"))["few"].all())
-
-
-def _are_few_launches(losses: pl.DataFrame, time: DeviceTime) -> bool:
-    """Whether few launches have nearly all of a loss, and not at least one of them in most steps.
-
-    One gap is a single stop of the host, however many launches have none.
-    """
-    if _is_in_few(losses, _ONE) or not _is_in_few(losses, _FEW, _MANY):
-        return _is_in_few(losses, _ONE)
-    few = losses.filter(pl.col("lost_ns").rank("ordinal", descending=True).over(DEVICE) <= _FEW)
-    steps = few["step"].n_unique()
-    return steps == 1 or 2 * steps <= time.windows["step"].n_unique()
 
 
 #: Calls that a loop repeats take about the same time each; setup takes most of it in a few calls

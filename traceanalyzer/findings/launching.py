@@ -170,7 +170,8 @@ _MOST_PAUSES = 8
 def launch_advice(result: GpuIdle, launches: Launches, answers: Answers) -> str:
     """Return advice for launch overhead: by its place, or graphs for launches that repeat."""
     of_host = result.program.slow_host or result.pauses_of(causes.LAUNCH)[1]
-    if result.program.blocking or of_host or result.slow_operator[0]:
+    known = result.slow_operator[0] or result.few_late.height
+    if result.program.blocking or of_host or known:
         return result.advice(causes.LAUNCH)
     if pieces := in_pieces(result, answers)[1]:
         return pieces
@@ -582,29 +583,6 @@ def is_set_up(cause: str, result: GpuIdle, answers: Answers) -> bool:
     names = pl.concat_str("host_event", "python", "own_code", separator=" ", ignore_nulls=True)
     set_up = int(gaps.filter(names.str.contains(_SET_UP))["cause_ns"].sum())
     return cause in causes.FIRST_USE or 2 * set_up > int(gaps["cause_ns"].sum())
-
-
-def of_setup(result: GpuIdle, answers: Answers, *, few: bool, once: bool) -> str:
-    """Return advice about setup, or few launches with most of the time."""
-    if few and _ran_before(result, answers):
-        return causes.LATE_ONCE
-    after = result.of_cause(causes.LAUNCH)["after"].drop_nulls().head(1)
-    first = f" (the longest launches {after[0]})" if after.len() else ""
-    return causes.ONCE[answers.program.pytorch] if once else _TEXTS["few_launches"].format(first)
-
-
-def _ran_before(result: GpuIdle, answers: Answers) -> bool:
-    """Whether the kernel after the longest late launch ran in a step before: nothing is loaded."""
-    gap, kernels = result.of_cause(causes.LAUNCH).head(1), answers.of(Kernels)
-    if gap.is_empty() or kernels is None or kernels.by_step is None:
-        return False
-    names = kernels.names.cast({pl.Categorical: pl.String}).filter(name=gap["after"][0])
-    rows = kernels.by_step.cast({pl.Categorical: pl.String})
-    ran = rows.filter(pl.col("kernel").is_in(names["kernel"].implode()))
-    begin = answers.time.windows.select(*STEP, "start").unique(STEP)
-    starts = ran.join(begin, on=STEP, nulls_equal=True)["start"]
-    step = begin.filter(pl.col("step").eq_missing(gap["step"][0]))["start"]
-    return bool(starts.len() and step.len() and starts.min() < step.min())  # type: ignore[operator]
 
 
 def are_first_launches(losses: pl.DataFrame, answers: Answers) -> bool:

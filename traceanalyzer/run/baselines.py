@@ -33,7 +33,7 @@ from traceanalyzer.units import format_first
 
 #: Number of the layout of stored parts (summaries, baselines). Raised when a type or a table of a
 #: part changes, or the meaning of its numbers: ``tests/run/test_stored_parts.py``.
-PARTS_SCHEMA = 63
+PARTS_SCHEMA = 64
 #: How the command line and functions name a baseline in place of a path: ``baseline:main``.
 PREFIX: Final = "baseline:"
 #: The folder of all baselines, and the variable for another one.

@@ -217,27 +217,6 @@ def of_gaps(
     return replace(one, place=place, sampled=place)
 
 
-#: An operator is slow if it takes so long before its launch, in so many calls, and in all.
-_SLOW_NS, _SLOW_CALLS, _ALL_SLOW_NS = 300_000, 3, 3_000_000
-
-
-def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
-    """Return the operator in most gaps for launches that takes long before each, and advice.
-
-    Both are empty if there is none.
-    """
-    name, _, n = main_place(gaps, "innermost")
-    ns = round(gaps.filter(innermost=name)["cause_ns"].median() or 0)  # type: ignore[arg-type]
-    least_ns = max(_SLOW_NS, _ALL_SLOW_NS / max(n, 1))
-    if n < _SLOW_CALLS or ns < least_ns or not re.match(causes.COMPUTES, name):
-        return "", ""
-    return name, (
-        f"{name} takes {format_ns(ns)} on the host before each launch: it probably prepares "
-        "something again (a compiled graph, a plan, a workspace). Keep its shapes equal from call "
-        "to call (padding, a cache of fixed length), or use another implementation."
-    )
-
-
 #: The range in which cudf.pandas runs a call in pandas.
 FALLBACK = "EXECUTE_SLOW"
 #: Pauses: least number, their share of host code, difference of their places in the shortest step.
@@ -728,11 +707,25 @@ _KEEP_OBJECTS = (
     "{place} runs when objects die, in the middle of a step: keep them from step to step, close "
     "them outside of the loop, and break reference cycles, which only the garbage collector ends."
 )
-FREES = {
+_FREES = {
     "empty_cache": "Remove torch.cuda.empty_cache from {place}: it waits for the GPU and frees "
     "memory that the next step allocates again.",
     r"\b__del__\b|finali[sz]er?\b": _KEEP_OBJECTS,
 }
+
+
+def freeing(gaps: pl.DataFrame) -> tuple[str, str]:
+    """Return where the program frees device memory on its own, and advice; empty if it does not.
+
+    In a quarter of the time of memory management, it empties PyTorch's cache, or objects die.
+    """
+    frames = pl.concat_str("own_code", "called", "python", separator=" ", ignore_nulls=True)
+    for pattern, text in _FREES.items():
+        rows = gaps.filter(frames.str.contains(pattern))
+        name = frame_text(main_place(rows)[0])
+        if name and 4 * rows["cause_ns"].sum() >= gaps["cause_ns"].sum():
+            return f" in {name}", text.format(place=name)
+    return "", ""
 
 
 def advice_on_stream_wait(gaps: pl.DataFrame) -> str:

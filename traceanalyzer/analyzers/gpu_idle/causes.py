@@ -356,8 +356,11 @@ ALONE = (
 
 #: Causes that are setup if they occur only in the first step, or in a few calls without steps.
 FIRST_USE = (MODULE_LOADING, MEMORY_MANAGEMENT, COMMUNICATOR, GRAPH_BUILDING, API_CALLS)
-#: In at most so many gaps of a device, idle time is setup; many late launches are not.
-SETUP_GAPS = dict.fromkeys(FIRST_USE, 3) | {LAUNCH: 1}
+#: Few late launches have nearly all launch overhead: one of a device, or at most so many of more
+#: than so many.
+FEW_LAUNCHES, MANY_LAUNCHES = 3, 6
+#: In at most so many gaps of a device, idle time is setup.
+SETUP_GAPS = dict.fromkeys(FIRST_USE, 3) | {LAUNCH: FEW_LAUNCHES}
 #: Minimum share of a loss in the first step, or in a few calls, to count as setup.
 SETUP_FRAC = 0.8
 #: Advice for setup, of PyTorch or another framework.
@@ -366,10 +369,15 @@ ONCE = {
     "torch.profiler.schedule(wait=1, warmup=1, active=N), or run warm-up steps before it.",
     False: "This is one-time setup: start the recording after a warm-up.",
 }
-#: Advice for a late launch of a kernel that ran before.
-LATE_ONCE = (
-    "One launch is late, and the others are not: fewer launches gain nothing. Look for what "
-    "stopped the host then (another process on the cores, garbage collection, the profiler)."
+#: Advice for few late launches of kernels that ran before, and of others.
+LATE_AGAIN = (
+    "{late} most of this time: fewer launches gain little. Look for what stopped the host then "
+    "(another process on the cores, garbage collection, the profiler)."
+)
+LATE_FIRST = (
+    "Few launches take most of the time (the longest launches {kernel}): the first launch of a "
+    "kernel loads its code. Start the recording after a warm-up, or load all code at the start "
+    "(CUDA_MODULE_LOADING=EAGER)."
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,13 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common.names import matching
-from traceanalyzer.analyzers.gpu_idle import Options, causes
+from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
 from traceanalyzer.analyzers.gpu_idle.causes import CAUSES, COPIES, EXPOSED, LOSS
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
 from traceanalyzer.frames import intervals, linking
 from traceanalyzer.frames.intervals import Ints, Spans
 from traceanalyzer.trace import of_kinds
+from traceanalyzer.units import format_ns
 from traceanalyzer.vocabulary import ANNOTATION_KINDS, LAUNCH_KINDS, steps_pattern
 
 
@@ -55,6 +57,65 @@ def _first_returned(start: Ints, returned: Ints, end: Ints) -> Ints:
 
 #: The time of a call that was not recorded.
 _NEVER = np.iinfo(np.int64).max
+
+
+def few_late(gaps: pl.DataFrame, by_cause: pl.DataFrame, counted: pl.DataFrame) -> pl.DataFrame:
+    """Return the few gaps with nearly all launch overhead in steps; none if many have it.
+
+    They are one of each device, however many launches are not late, or three of many, which are in
+    at most half of the steps.
+
+    Args:
+        gaps: rows of :attr:`GpuIdle.gaps`, of late launches.
+        by_cause: rows of :attr:`GpuIdle.causes`.
+        counted: rows of :attr:`GpuIdle.counted`.
+    """
+    keys, whole = ["rank", "path", "device"], pl.col(f"{causes.LAUNCH}_ns")
+    if "step" in counted.columns:
+        gaps = gaps.join(counted, on=[*keys, "step"], how="semi", nulls_equal=True)
+    times = counted.group_by(keys).agg(whole.sum(), steps=pl.len())
+    late = by_cause.filter(pl.col("cause").cast(pl.String) == causes.LAUNCH)
+    late = late.group_by(keys).agg(late=pl.col("gaps").sum())
+    rows = gaps.sort("cause_ns", descending=True, maintain_order=True)
+    for more in (times, late):
+        rows = rows.join(more, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    cost, least = pl.col("cause_ns"), causes.SETUP_FRAC * whole
+    few = rows.filter((cost.cum_sum() - cost).over(keys) < least)
+    n, n_steps = pl.len().over(keys), pl.col("step").n_unique().over(keys)
+    are_few = (n <= causes.FEW_LAUNCHES) & (pl.col("late") > causes.MANY_LAUNCHES)
+    are_few &= (n_steps == 1) | (2 * n_steps <= pl.col("steps"))
+    have_all = (cost.sum().over(keys) >= least) & ((n == 1) | are_few)
+    return few.select(gaps.columns) if few.select(have_all.all()).item() else gaps.clear()
+
+
+def advice_on_few(late: pl.DataFrame) -> str:
+    """Return advice on the rows of :func:`few_late`; empty if there are none."""
+    first, n = late.filter("first_run"), late.height
+    if 2 * first["cause_ns"].sum() > late["cause_ns"].sum():
+        return causes.LATE_FIRST.format(kernel=first["after"][0])
+    text = f"{n} late launch{'es take' if n > 1 else ' takes'}"
+    return causes.LATE_AGAIN.format(late=text) * (n > 0)
+
+
+#: An operator is slow if it takes so long before its launch, in so many calls, and in all.
+_SLOW_NS, _SLOW_CALLS, _ALL_SLOW_NS = 300_000, 3, 3_000_000
+
+
+def slow_operator(gaps: pl.DataFrame) -> tuple[str, str]:
+    """Return the operator in most gaps for launches that takes long before each, and advice.
+
+    Both are empty if there is none.
+    """
+    name, _, n = activities.main_place(gaps, "innermost")
+    ns = round(gaps.filter(innermost=name)["cause_ns"].median() or 0)  # type: ignore[arg-type]
+    least_ns = max(_SLOW_NS, _ALL_SLOW_NS / max(n, 1))
+    if n < _SLOW_CALLS or ns < least_ns or not re.match(causes.COMPUTES, name):
+        return "", ""
+    return name, (
+        f"{name} takes {format_ns(ns)} on the host before each launch: it probably prepares "
+        "something again (a compiled graph, a plan, a workspace). Keep its shapes equal from call "
+        "to call (padding, a cache of fixed length), or use another implementation."
+    )
 
 
 def queued(gaps: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import names as common_names
-from traceanalyzer.analyzers.common.columns import left_join
+from traceanalyzer.analyzers.common.columns import grouped, left_join
 from traceanalyzer.analyzers.common.names import ADDRESS, distinct, frame_text, matching, named
 from traceanalyzer.analyzers.common.step_marks import STEP
 from traceanalyzer.analyzers.common.waits import TAKES, WAITS_AROUND, wait_of
@@ -53,7 +53,8 @@ def longest(
 
     Returns:
         unit, start, end, step (around its middle), cause (of most of it), cause_ns, before and
-        after (names of the device work on either side), waits_for (the call that makes the stream
+        after (names of the device work on either side), first_run (a kernel follows that did not
+        run before), waits_for (the call that makes the stream
         of the next work wait), sampled (the most frequent leaf function of the stacks sampled in
         the gap) and sampled_frac, and, if it ran for half of the gap or more, the innermost
         host_event (or slices of ``filling`` of one name, together), the innermost python frame,
@@ -136,7 +137,10 @@ def _caused(gaps: pl.DataFrame, caused: pl.DataFrame) -> pl.DataFrame:
 
 
 def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """Add the names of the device work before and after each gap, ``before`` and ``after``."""
+    """Add the names of the device work before and after each gap, ``before`` and ``after``.
+
+    ``first_run``: the work after it is a kernel that did not run before.
+    """
     columns = []
     for edge, at, column in (("end", "start", "before"), ("start", "end", "after")):
         adjacent = work[["unit", edge, "name"]].filter(pl.col(edge).is_in(gaps[at].implode()))
@@ -146,7 +150,12 @@ def _between(gaps: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
                 first[unit, time] = min(first.get((unit, time), name), name)
         names = [first.get(place) for place in gaps[["unit", at]].iter_rows()]
         columns.append(pl.Series(column, names, dtype=pl.String))
-    return gaps.hstack(columns)
+    kernels = work.filter(pl.col("kind") == "kernel", pl.col("name").is_in(columns[1].implode()))
+    first_runs = grouped(kernels, ["unit", "name"], first=pl.col("start").min())
+    rows = gaps.hstack(columns)
+    named = first_runs.with_columns(after=pl.col("name").cast(pl.String)).drop("name")
+    first_run = left_join(rows, named, ["unit", "after"])["first"] >= rows["start"]
+    return rows.with_columns(first_run=first_run.fill_null(value=False))
 
 
 def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -> pl.DataFrame:

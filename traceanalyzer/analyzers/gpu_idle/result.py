@@ -12,12 +12,10 @@ from traceanalyzer.analyzers.common import display, kernel_names
 from traceanalyzer.analyzers.common.columns import ratio
 from traceanalyzer.analyzers.common.display import Basis, headings, known_columns, stacked
 from traceanalyzer.analyzers.common.gpu_api import Api
-from traceanalyzer.analyzers.common.names import frame_text
 from traceanalyzer.analyzers.common.step_marks import INFERRED_STEPS, STEP
 from traceanalyzer.analyzers.common.waits import DATA, QUEUE, SLEEPS
-from traceanalyzer.analyzers.gpu_idle import Options, activities, causes
+from traceanalyzer.analyzers.gpu_idle import Options, activities, causes, gaps as losing
 from traceanalyzer.analyzers.gpu_idle.activities import Activity, main_place
-from traceanalyzer.analyzers.gpu_idle.gaps import Coverage, mostly
 from traceanalyzer.analyzers.gpu_idle.host import HostTime
 from traceanalyzer.drawings import Chart
 from traceanalyzer.result import Result, Table, View, memoized
@@ -81,12 +79,12 @@ class GpuIdle(Result):
             ``warm_up``: not counted in any cost per step.
         gaps: the longest gaps, at most 200 per rank: rank, path, device, pid, start, end,
             ``at_ns`` (start on the axis), step, cause (of most of it), ``cause_ns``, before and
-            after (device work on either side), waits_for (the call that makes the stream of the
-            next work wait), sampled (the most frequent leaf function sampled in it), sampled_frac,
-            host_event, python, own_code and annotation (innermost slices that ran for half of it or
-            more), called (the frame that own_code calls), phase (the innermost annotation that
-            launches work), innermost (of all of them), rival (a Python thread that holds the
-            interpreter lock in most of it).
+            after (device work on either side), first_run (a kernel follows that did not run
+            before), waits_for (the call that makes the stream of the next work wait), sampled (the
+            most frequent leaf function sampled in it), sampled_frac, host_event, python, own_code
+            and annotation (innermost slices that ran for half of it or more), called (the frame
+            that own_code calls), phase (the innermost annotation that launches work), innermost (of
+            all of them), rival (a Python thread that holds the interpreter lock in most of it).
         gap_count: number of gaps that are not shorter than ``options.min_gap_ns``.
         one_clock: all ranks are on one axis, which begins with the first event of the first file:
             by absolute times, in a report also corrected by the ends of collectives. Otherwise the
@@ -95,7 +93,7 @@ class GpuIdle(Result):
     """
 
     options: Options
-    coverage: Coverage
+    coverage: losing.Coverage
     program: Api
     host: HostTime
     units: pl.DataFrame
@@ -249,7 +247,7 @@ class GpuIdle(Result):
         """The operator that makes launches late, and advice; empty texts if there is none."""
         if self.program.slow_host or self.stops[1]:
             return "", ""  # all of them take long
-        return activities.slow_operator(self.of_cause(causes.LAUNCH))
+        return losing.slow_operator(self.of_cause(causes.LAUNCH))
 
     @cached_property
     def pauses(self) -> pl.DataFrame:
@@ -263,11 +261,22 @@ class GpuIdle(Result):
         return known and self.activity(cause).steps_on_cpu
 
     def is_once(self, cause: str) -> bool:
-        """Whether setup has nearly all of its time in few gaps of each device, without steps."""
-        rows = self.of_cause(cause).group_by("rank", "path", "device")
+        """Whether setup has nearly all of its time in few gaps of each device, without steps.
+
+        Late launches are setup if kernels follow that did not run before.
+        """
+        is_late = cause == causes.LAUNCH
+        gaps = self.few_late.filter("first_run") if is_late else self.of_cause(cause)
         longest = pl.col("cause_ns").top_k(causes.SETUP_GAPS.get(cause, 0))
-        few = int(rows.agg(longest.sum())["cause_ns"].sum()) * (not self.basis.in_steps)
+        rows = gaps.group_by("rank", "path", "device").agg(longest.sum())
+        few = int(rows["cause_ns"].sum()) * (not self.basis.in_steps)
         return few >= max(causes.SETUP_FRAC * self.idle_by_cause[cause], 1)
+
+    @cached_property
+    def few_late(self) -> pl.DataFrame:
+        """The few late launches with nearly all launch overhead, see :func:`~.gaps.few_late`."""
+        rows = self.of_cause(causes.LAUNCH).filter(not self.pauses_of(causes.LAUNCH)[1])
+        return losing.few_late(rows, self.by_device.causes, self.counted)
 
     def of_rank(self, rank: int | None) -> GpuIdle:
         """Return the result with the longest gaps of one rank; of all ranks for None."""
@@ -339,22 +348,12 @@ class GpuIdle(Result):
     @cached_property
     def waited(self) -> dict[str, str]:
         """Where the host waits for the device, see :func:`~.gaps.mostly`."""
-        return mostly(self.by_device.host.waits)
+        return losing.mostly(self.by_device.host.waits)
 
     @cached_property
     def freeing(self) -> tuple[str, str]:
-        """Where the program frees device memory on its own, and advice; empty if it does not.
-
-        In a quarter of the time of memory management, it empties PyTorch's cache, or objects die.
-        """
-        gaps = self.of_cause(causes.MEMORY_MANAGEMENT)
-        frames = pl.concat_str("own_code", "called", "python", separator=" ", ignore_nulls=True)
-        for pattern, advice in activities.FREES.items():
-            rows = gaps.filter(frames.str.contains(pattern))
-            name = frame_text(main_place(rows)[0])
-            if name and 4 * rows["cause_ns"].sum() >= gaps["cause_ns"].sum():
-                return f" in {name}", advice.format(place=name)
-        return "", ""
+        """Where the program frees device memory, and advice, see :func:`~.activities.freeing`."""
+        return activities.freeing(self.of_cause(causes.MEMORY_MANAGEMENT))
 
     def _straggler(self) -> str:
         """Return advice on the rank that waits much less for others; empty if none does."""
@@ -376,9 +375,8 @@ class GpuIdle(Result):
         """Whether most of data loading is in a loader or range, not in functions named so."""
         rows, name = self.host.loader, pl.col("name").str
         of_loader = name.contains("(?i)loader") | ~name.contains(r"\.py\(\d+\): ")
-        in_loader = rows.filter(of_loader)["total_ns"]
         longest = rows["total_ns"].sort(descending=True).head(1).sum()
-        return bool(2 * in_loader.sum() >= longest)
+        return bool(2 * rows.filter(of_loader)["total_ns"].sum() >= longest)
 
     def _of_recorded(self, cause: str) -> str:
         """Return advice by what was recorded besides gaps; empty if none fits."""
@@ -390,7 +388,8 @@ class GpuIdle(Result):
             or causes.PERSISTENT * host.starts_workers,
             causes.LAUNCH: causes.UNBLOCK * program.blocking
             or causes.SLOW_HOST * (program.slow_host and not self.stops[1])
-            or self.slow_operator[1],
+            or self.slow_operator[1]
+            or losing.advice_on_few(self.few_late),
             causes.SHORT_GAP: causes.FEWER_OPERATORS * on_host
             or causes.FEWER_NODES * program.replays,
             causes.MEMORY_MANAGEMENT: causes.UNCACHED * program.uncached
