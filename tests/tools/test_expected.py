@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from comm_traces import GEMM, MS, US, device, host, step, trace
 from conftest import ROOT, once
 
 import traceanalyzer as ta
-from traceanalyzer.errors import MalformedInput, OptionError
+from traceanalyzer.errors import MalformedInput, OptionError, UnknownFormat
 from traceanalyzer.render import render
 from traceanalyzer.trace import Trace
 
@@ -36,6 +37,33 @@ def test_the_predicted_gain_is_compared_with_the_measured_one() -> None:
     assert rows["data-loading"]["state"] == "remains"
     assert rows["data-loading"]["after_ns"] < rows["data-loading"]["before_ns"] / 2
     assert "70.0 %" in result.verdict.split(" of the predicted gain")[0]
+
+
+@pytest.mark.parametrize(
+    ("ask", "error"),
+    [
+        (lambda bad, **how: ta.diff(bad, SLOW, **how), UnknownFormat),
+        (lambda bad, **how: ta.diff_series([SLOW, FIXED, bad], **how), UnknownFormat),
+        (lambda bad, **how: ta.diff_runs([SLOW, SLOW], [FIXED, bad], **how), UnknownFormat),
+        (lambda bad, **how: ta.check_fix(SLOW, bad, "data-loading", **how), UnknownFormat),
+        (lambda _, **how: ta.check_fix(SLOW, FIXED, "no-rule", **how), OptionError),
+        (lambda _, **how: ta.what_if(SLOW, finding="no-rule", **how), OptionError),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_read(
+    ask: Callable[..., object], error: type[Exception], tmp_path: Path
+) -> None:
+    (tmp_path / "garbage.bin").write_bytes(bytes(range(256)) * 1_000)
+    read: list[Trace] = []
+    with pytest.raises(error):
+        ask(tmp_path / "garbage.bin", on_trace=read.append)
+    assert not read
+
+
+def test_files_of_unknown_formats_beside_others_are_still_skipped(tmp_path: Path) -> None:
+    (tmp_path / "garbage.bin").write_bytes(bytes(range(256)) * 1_000)
+    result = ta.diff([SLOW, str(tmp_path / "garbage.bin")], FIXED)
+    assert result.measure is not None
 
 
 def test_a_saved_diagnosis_predicts_the_same(tmp_path: Path) -> None:

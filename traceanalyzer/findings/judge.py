@@ -92,6 +92,17 @@ def analyses(rules: Iterable[Rule]) -> set[str]:
     return {REPLAY, *(name for rule in rules for name in (rule.analysis, *rule.uses))}
 
 
+def require_rule(id_: str) -> None:
+    """Check that there is such a rule, before anything is read.
+
+    Raises:
+        OptionError: there is none.
+    """
+    rules = {rule.id for rule in RULES}
+    if id_ not in rules:
+        raise OptionError(f"unknown rule {id_!r}; {one_of(id_, rules)}")
+
+
 def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
     """Return the rules with changed thresholds: ``straggler=5%``, ``straggler:critical=0.3``.
 
@@ -104,9 +115,8 @@ def with_thresholds(texts: str | Iterable[str]) -> tuple[Rule, ...]:
     for text in (texts,) if isinstance(texts, str) else texts:
         name, _, value = text.partition("=")
         id_, _, severity = name.partition(":")
-        rule = rules.get(id_)
-        if rule is None:
-            raise OptionError(f"unknown rule {id_!r}; {one_of(id_, rules)}")
+        require_rule(id_)
+        rule = rules[id_]
         level = _severity(rule, severity)
         rules[id_] = replace(rule, levels={**rule.levels, level: _number(text, value)})
     return tuple(rules.values())

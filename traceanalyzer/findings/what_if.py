@@ -15,6 +15,7 @@ from traceanalyzer.analyzers.what_if.compute import FINDINGS, WHAT_IF, WhatIf
 from traceanalyzer.analyzers.what_if.replay import Replay
 from traceanalyzer.errors import OptionError
 from traceanalyzer.findings import diagnosed
+from traceanalyzer.findings.judge import require_rule
 from traceanalyzer.findings.result import Diagnosis
 from traceanalyzer.result import finding_number
 from traceanalyzer.run.loop import run, with_notes
@@ -72,6 +73,9 @@ def what_if(
     options = Options(names, free, scale, ranks, stages, equal_stages, typical, network, no_wait)
     if len(names) > 1 or (names and options != Options(names)):
         raise OptionError("--finding cannot be combined with other findings and changes")
+    for name in names:
+        if not name.isdecimal():
+            require_rule(name)
     if options != Options(names, typical=typical):
         return run(WHAT_IF, inputs, options, **reading)
     diagnosis, examined = diagnosed(inputs, **reading)

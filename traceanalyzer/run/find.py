@@ -152,6 +152,19 @@ def each_and_skipped(inputs: Inputs) -> tuple[Sequence[Trace | str], list[tuple[
     return InputList(distinct.values()), others
 
 
+def require_readable(runs: Iterable[Inputs], **reading: Any) -> None:
+    """Check that each run has a file of a known format, before any run is analysed.
+
+    Raises:
+        InputError: a file does not exist; or there is none of a known format.
+    """
+    for run in runs if reading.get("format") is None else ():
+        files = each(run)
+        unknown = [one for one in files if isinstance(one, str) and not _known(one)]
+        if files and len(unknown) == len(files):
+            registry.require(Source(unknown[0]))
+
+
 def _order(path: str) -> tuple[object, str]:
     return natural(path), path
 
@@ -238,6 +251,11 @@ def _detected(path: str) -> _Beginning | None:
         return _beginning(path)
     except InputError:
         return None
+
+
+def _known(path: str) -> bool:
+    known = _detected(path)
+    return is_summary(path) or (known is not None and known.format is not None)
 
 
 def _in_folder(folder: str) -> tuple[list[str], list[tuple[str, str]]]:

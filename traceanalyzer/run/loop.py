@@ -33,7 +33,7 @@ from traceanalyzer.analyzers.registry import COMPANIONS, REPLAY
 from traceanalyzer.errors import InputError, MalformedInput, MissingData, TraceAnalyzerError
 from traceanalyzer.result import Result
 from traceanalyzer.run import ranks
-from traceanalyzer.run.find import each
+from traceanalyzer.run.find import each, require_readable
 from traceanalyzer.run.measure import measure_all
 from traceanalyzer.run.pieces import How, OpenedInputs, State, checked_how, read_needed
 from traceanalyzer.run.questions import (
@@ -76,6 +76,8 @@ def run(analyzer: Analyzer[O, P, R], inputs: Inputs, options: O, **reading: Unpa
         options = replace(options, window=(how.since_ns, how.until_ns))  # type: ignore[call-arg]
     if analyzer.whole_file:
         how = replace(how, since_ns=None, until_ns=None, is_window_of_analyzer=how.has_window)
+    if base is not None:
+        require_readable([inputs, base], **reading)
     opened, question = _collect(analyzer, inputs, options, how)
     others = [] if base is None else [_collect(analyzer, base, options, how)]
     states = [opened.state, *(other.state for other, _ in others)]

@@ -39,7 +39,9 @@ from traceanalyzer.errors import MalformedInput, MissingData, OptionError, Unrea
 from traceanalyzer.files import packaged
 from traceanalyzer.findings import diagnose, diagnosed
 from traceanalyzer.findings.gains import OTHER
+from traceanalyzer.findings.judge import require_rule
 from traceanalyzer.result import Result, Table, View
+from traceanalyzer.run.find import require_readable
 from traceanalyzer.run.loop import run
 from traceanalyzer.trace import Inputs, PathLike
 
@@ -393,6 +395,9 @@ def check_fix(
     """
     is_saved = expected.endswith(".json")
     saved = _saved(Path(expected)) if is_saved else []
+    if not is_saved:
+        require_rule(expected)
+    require_readable([before, after], **reading)
     first = _side(before, reading)
     found = saved if is_saved else first.findings
     known = [*dict.fromkeys(one["id"] for one in found)]

@@ -24,6 +24,7 @@ from traceanalyzer.analyzers.diff.runs import Measure, Part
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
 from traceanalyzer.run.baselines import run_paths
+from traceanalyzer.run.find import require_readable
 from traceanalyzer.run.loop import collect, guarded, notes_on, run, with_notes
 from traceanalyzer.trace import Inputs
 from traceanalyzer.units import format_change, format_ns
@@ -385,6 +386,7 @@ def _answered(
 ) -> R:
     """Measure the runs of each side, compare them and add the notes on reading."""
     options = replace(options, window=(reading.get("since_ns"), reading.get("until_ns")))
+    require_readable([run for side in sides for run in side], **reading)
     measured = [[collect(DIFF, run, options, **reading) for run in side] for side in sides]
     opened = [run for side in measured for run, _ in side]
     with guarded({path: one for run in opened for path, one in run.summaries.items()}):
