@@ -25,6 +25,7 @@ from traceanalyzer.analyzers.common.kernel_times import (
     LARGER_INPUTS,
     LONG_CALL,
     OTHER_KERNELS,
+    PERHAPS_SLOW,
     UNEQUAL,
     ZIGZAG,
     Difference,
@@ -373,9 +374,12 @@ def reason(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> str:
 
 
 def keeps_its_work(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> bool:
-    """Whether the rank is late by its part of divided work: a fix moves it to the other ranks."""
-    difference = _difference(answers, rank, by_cause)
-    return difference is not None and (difference.why == LARGER_INPUTS or difference.attends)
+    """Whether the rank is late by its part of divided work: a fix moves it to the other ranks.
+
+    That may be so, too, if it is unknown whether the GPU is slow: the gain is then no less.
+    """
+    one = _difference(answers, rank, by_cause)
+    return one is not None and (one.why in (LARGER_INPUTS, PERHAPS_SLOW) or one.attends)
 
 
 def confidence_of_one_step(answers: Answers, rank: int, by_cause: Mapping[str, int]) -> Confidence:

@@ -39,12 +39,18 @@ _LITTLE, _AS_MUCH = 0.25, 0.75
 
 SLOW_GPU, MORE_KERNELS, LARGER_INPUTS = "slow GPU", "more kernels", "larger inputs"
 LONG_CALL, OTHER_KERNELS = "long call", "other kernels"
+#: Grids are equal, but times do not show whether the GPU is slow.
+PERHAPS_SLOW = "slow GPU or larger padded inputs"
 #: Differences in work that a better balance removes.
 UNEQUAL = (MORE_KERNELS, LARGER_INPUTS)
 
+_CHECK_GPU = (
+    "Check the clocks, power cap and temperature of {gpu} ({clocks}) and other processes there; "
+    "exclude the node if it stays slow."
+)
 _ADVICE = {
-    SLOW_GPU: "Check the clocks, power cap and temperature of {gpu} ({clocks}) and other "
-    "processes there; exclude the node if it stays slow.",
+    SLOW_GPU: _CHECK_GPU,
+    PERHAPS_SLOW: _CHECK_GPU,
     MORE_KERNELS: "Balance the work: {balance}.",
     LARGER_INPUTS: "Balance the work: inputs of equal size (bucket by sequence length, equal "
     "numbers of tokens), {balance}.",
@@ -86,8 +92,8 @@ class Difference:
     """A difference between kernels.
 
     Attributes:
-        why: :data:`SLOW_GPU`, :data:`MORE_KERNELS`, :data:`OTHER_KERNELS`, :data:`LARGER_INPUTS` or
-            :data:`LONG_CALL`.
+        why: :data:`SLOW_GPU`, :data:`PERHAPS_SLOW`, :data:`MORE_KERNELS`, :data:`OTHER_KERNELS`,
+            :data:`LARGER_INPUTS` or :data:`LONG_CALL`.
         text: the same as a clause with numbers: ``more kernels run than ...``.
         attends: additional kernels are nearly all of attention, as with more blocks of a sequence.
         alone: the kernel that only this rank or step runs, in addition to what the others run.
@@ -317,10 +323,11 @@ def _longer(
 def _by_gpu(
     rows: pl.DataFrame, kernels: pl.DataFrame, factor: float, who: str
 ) -> Difference | None:
-    """Return the difference if kernels with equal grids are slower by a slow or shared GPU.
+    """Return the difference if kernels with equal grids are slower: by a slow or shared GPU.
 
     Larger inputs have other grids; with equal ones (padded inputs), they make all calls longer, by
-    another factor in each step. So either only some calls are longer, or steps have two speeds.
+    another factor in each step. So it is the GPU if only some calls are longer, or steps have two
+    speeds; otherwise it may be either.
 
     Args:
         rows: what is compared.
@@ -337,14 +344,14 @@ def _by_gpu(
     some = longest / usual - 1 < _LITTLE * (factor - 1)
     of_parameters = pl.col("kernel").cast(pl.String).str.contains(_OF_PARAMETERS)
     each = kernels.filter(~of_parameters).drop_nulls("step").group_by("step")
-    if not (some or has_levels(each.agg(pl.col("total_ns").sum())["total_ns"])):
-        return None
+    is_sure = some or has_levels(each.agg(pl.col("total_ns").sum())["total_ns"])
+    cause = "or other work on it" if is_sure else "other work on it, or larger padded inputs"
     which = "some calls of all kernels" if some else "all kernels"
     text = (
         f"{which} but those of the optimizer take longer, {factor:.2f} times as long on average as "
-        f"the same kernels with equal grids {who} (throttled GPU, or other work on it)"
+        f"the same kernels with equal grids {who} (throttled GPU, {cause})"
     )
-    return Difference(SLOW_GPU, text, by_speed=not some)
+    return Difference(SLOW_GPU if is_sure else PERHAPS_SLOW, text, by_speed=not some)
 
 
 _LONGEST = ("max_ns", "usual_max")
