@@ -438,6 +438,36 @@ def test_what_a_log_says(tmp_path: Path, text: str, kinds: str) -> None:
     assert ", ".join(f"{kind} {size}" for kind, size, _ in found) == kinds
 
 
+def _on_node(name: str, nodes: str = "", network: str = "Socket") -> str:
+    at = f"{name}:71:71 [0] NCCL INFO"
+    count = f"{at} comm 0x5 rank 0 nRanks 8 nNodes {nodes} localRanks 8\n" if nodes else ""
+    return f"{at} NET/Socket : Using [0]lo:1<0>\n{at} Using network {network}\n{count}{STEPS}"
+
+
+@pytest.mark.parametrize(
+    ("logs", "kinds"),
+    [
+        ([_on_node("a", "1"), _on_node("b", "1")], []),
+        ([_on_node("a", "1") + _on_node("b", "1")], []),
+        ([_on_node("a", "1"), _on_node("b", "2").replace("lo", "eth0")], ["sockets"]),
+        ([_on_node("a", "1"), _on_node("b", "2", "IB").replace("lo", "eth0")], []),
+        ([_on_node("a", "2"), _on_node("b", "2")], ["sockets", "virtual interface"]),
+        # the number of nodes is missing
+        ([_on_node("a"), _on_node("b")], ["may be sockets"]),
+        ([_on_node("a") + _on_node("b")], ["may be sockets"]),
+        ([_on_node("a").replace(STEPS, "") + _on_node("b")], ["sockets", "virtual interface"]),
+        ([_on_node("a").replace(STEPS, FAILED + "\n") + _on_node("b")], ["may be sockets"]),
+    ],
+)
+def test_hosts_of_other_jobs_and_restarts_are_no_nodes_of_a_job(
+    tmp_path: Path, logs: list[str], kinds: list[str]
+) -> None:
+    for number, text in enumerate(logs):
+        (tmp_path / f"{number}.log").write_text(text)
+    found = [one.kind for one in ta.printed(tmp_path).problems]
+    assert [kind for kind in found if "socket" in kind or "virtual" in kind] == kinds
+
+
 def test_an_engine_without_tokens_says_in_how_many_lines(tmp_path: Path) -> None:
     lines = [VLLM.format(n, 0.0, 0.0, 3, 0, 1.3) for n in (0, 10, 20, 30)]
     ((_, _, title),) = problems(tmp_path, VLLM.format(0, 5.0, 5.0, 3, 0, 1.0) + "".join(lines))

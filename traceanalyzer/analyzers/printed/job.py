@@ -52,6 +52,7 @@ _HANGS = ("call", "missed barrier", "timeout", "signal", "stuck watchdog")
 _PROCESS = ("killed process", "crashed process", "failed process")
 #: Kinds of failures, from which a job may go on, and the last line of a traceback.
 _FAILURES = (*(kind for kind, one in _KINDS.items() if one["size"] >= 1), *_HANGS, "error")
+_IS_FAILURE = pl.col("name").is_in([*_FAILURES, "Xid", "GPU memory"]) | (pl.col("form") == _OOM)
 #: By the number of an error of NVIDIA's driver.
 _XIDS = {number: kind for kind, one in _KINDS.items() for number in one.get("xids", ())}
 #: Forms of steps, and lines of steps after an error from which the program went on: other ranks may
@@ -188,9 +189,7 @@ def going(rows: pl.DataFrame) -> Going:
     again = events.filter(pl.col("name") == "restart", pl.col("last") < ends)
     resumed = _latest(again, "restart")
     failed = _latest(events, *_PROCESS)
-    named = pl.col("name").is_in([*_FAILURES, "Xid", "GPU memory"])
-    failures = rows.filter(named | (pl.col("form") == _OOM))
-    times = failures.group_by("path").agg(pl.col("printed_ns").min())
+    times = rows.filter(_IS_FAILURE).group_by("path").agg(pl.col("printed_ns").min())
     ordered = times.sort("printed_ns", "path", nulls_last=True)["path"]
     return Going(
         {path: place * _FILE for place, path in enumerate(ordered)},
@@ -219,7 +218,7 @@ def _problems(rows: pl.DataFrame, events: pl.DataFrame, lines: pl.DataFrame) -> 
     ended = {goes.went_on(path, line, "GPU memory") for path, line in ooms.rows()}
     ended |= {*events.filter(name="GPU memory")["went_on"]}
     kinds = _by_kind(events.filter(~(is_failure & pl.col("went_on"))))
-    each = [*_failures(kinds, goes.latest), *_network(kinds), *_engines(kinds, lines)]
+    each = [*_failures(kinds, goes.latest), *_network(kinds, rows), *_engines(kinds, lines)]
     each += _compilations(kinds)
     past = _by_kind(events.filter(is_failure, "went_on"))
     times = format_count(sum(goes.restarts.values()), "restart") if goes.restarts else "it"
@@ -450,30 +449,35 @@ def _ranks(ranks: list[int]) -> str:
 
 # --- network -------------------------------------------------------------------------------------
 
+_NONE = pl.DataFrame(
+    schema=dict.fromkeys(("path", "what", "host", "message"), pl.String)
+    | dict.fromkeys(("n", "line"), pl.Int64)
+)
 
-def _network(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
+
+def _network(kinds: Mapping[str, pl.DataFrame], rows: pl.DataFrame) -> Iterator[Problem]:
     """Yield what NCCL says of slow transports between nodes, and between the GPUs of one."""
-    none = pl.DataFrame(schema={"what": pl.String, "n": pl.Int64, "message": pl.String})
-    paths = kinds.get("transport", none)
-    counts = dict(paths.group_by("what").agg(pl.col("n").sum()).rows())
-    network, names, nodes, settings = (
-        {*kinds.get(kind, none)["what"]} for kind in ("network", "interface", "nodes", "setting")
+    paths, chosen, interfaces, set_to = (
+        kinds.get(kind, _NONE) for kind in ("transport", "network", "interface", "setting")
     )
-    hosts = kinds.get("network", pl.DataFrame(schema={"host": pl.String}))["host"]
-    most = max([*map(int, nodes), hosts.drop_nulls().n_unique()])
-    is_between = "NET/Socket" in counts or most > 1
+    counts = dict(paths.group_by("what").agg(pl.col("n").sum()).rows())
+    between = pl.col("path").is_in(
+        [*_on_nodes(kinds, rows), *paths.filter(what="NET/Socket")["path"]]
+    )
+    is_socket, names = pl.col("what") == "Socket", {*interfaces["what"]}
+    settings = {*set_to["what"]}
     why = ": no InfiniBand device or library was found" * ("no InfiniBand" in kinds)
     is_set = "NCCL_IB_DISABLE" in settings
     why = ": NCCL_IB_DISABLE=1 is set" if is_set else why
     over = f"TCP sockets between nodes{f' ({format_first(sorted(names), _NAMED)})' * bool(names)}"
-    if "NET/Socket" in counts or ("Socket" in network and most > 1):
+    if "NET/Socket" in counts or chosen.filter(is_socket, between).height:
         example = paths.filter(what="NET/Socket")["message"].head(1)
         kind = "sockets by setting" if is_set else "sockets"
         yield _problem(kind, f"NCCL uses {'; '.join([over, *example])}{why}.")
-    elif "Socket" in network and not nodes and not counts:
+    elif "Socket" in {*chosen["what"]} and "nodes" not in kinds and not counts:
         yield _problem("may be sockets", f"NCCL would use {over}{why}.")
-    virtual = sorted(name for name in names if re.match(_VIRTUAL, name))
-    if virtual and (is_between or "lost connection" in kinds):
+    used = interfaces if "lost connection" in kinds else interfaces.filter(between)
+    if virtual := sorted({name for name in used["what"] if re.match(_VIRTUAL, name)}):
         title = f"NCCL uses {format_first(virtual, _NAMED)}, which leads to no other host."
         yield _problem("virtual interface", title)
     copies = counts.get("SHM", 0) + counts.get("direct shared memory", 0)
@@ -481,6 +485,26 @@ def _network(kinds: Mapping[str, pl.DataFrame]) -> Iterator[Problem]:
         kind = "P2P disabled" if "NCCL_P2P_DISABLE" in settings else "host copies"
         begin = "NCCL_P2P_DISABLE=1 is set: the" if kind == "P2P disabled" else "The"
         yield _problem(kind, f"{begin} GPUs of a node exchange data through host memory (SHM).")
+
+
+def _on_nodes(kinds: Mapping[str, pl.DataFrame], rows: pl.DataFrame) -> set[str]:
+    """Return the logs of jobs on several nodes: by NCCL's count, or by hosts where it is missing.
+
+    Hosts that NCCL names after a step, a failure or a restart may be those of another job.
+    """
+    counted, hosts = (kinds.get(kind, _NONE) for kind in ("nodes", "network"))
+    ends = pl.col("form").is_in(_STEPS) | pl.col("name").is_in(["step", "restart"])
+    until = rows.filter(ends | _IS_FAILURE).group_by("path").agg(until=pl.col("line").min())
+    first = (
+        hosts.join(counted, on="path", how="anti")
+        .join(until, on="path", how="left")
+        .filter((pl.col("line") < pl.col("until")).fill_null(value=True))
+    )
+    sums = (
+        counted.group_by("path").agg(n=pl.col("what").cast(pl.Int64).max()),
+        first.drop_nulls("host").group_by("path").agg(n=pl.col("host").n_unique().cast(pl.Int64)),
+    )
+    return {*pl.concat(sums).filter(pl.col("n") > 1)["path"]}
 
 
 # --- compilation ---------------------------------------------------------------------------------
