@@ -389,6 +389,36 @@ def test_short_messages_of_out_of_memory_errors(
     assert (row["device"], result.scalars["ooms"]) == (device, 1)
 
 
+@pytest.mark.parametrize(
+    ("lines", "devices"),
+    [
+        ([f"{_CUT.replace('GPU 0', f'GPU {gpu}')}which 1 GiB is free." for gpu in (0, 1, 1, 2)],
+         [0, 1, 2]),
+        ([_SHORT, f"{_CUT}which 1 GiB is free.", _SHORT], [0]),
+        ([_SHORT, _SHORT], [None]),
+        ([f"{_CUT}which 1 GiB is free.", _SHORT.replace("616", "617")], [None, 0]),
+    ],
+)  # fmt: skip
+def test_short_messages_of_several_devices_are_several_errors(
+    tmp_path: Path, lines: list[str], devices: list[int | None]
+) -> None:
+    (path := tmp_path / "job.log").write_text("\n".join(["loss 2.1", *lines, "loss 2.1", ""]))
+    result = ta.printed(path)
+    assert result.to_polars("memory")["device"].sort(nulls_last=False).to_list() == devices
+    assert result.scalars["ooms"] == len(devices)
+
+
+@pytest.mark.parametrize("end", ["", "Of the allocated memory 19.50 GiB is allocated by PyTorch, "])
+def test_an_allowed_part_of_a_device_with_and_without_tensors(tmp_path: Path, end: str) -> None:
+    text = f"{_CUT}which 9.00 GiB is free. 12.00 GiB allowed; {end}"
+    (path := tmp_path / "job.log").write_text(f"loss 2.1\n{text}")
+    result = ta.printed(path)
+    (row,) = result.to_polars("memory").to_dicts()
+    assert (row["allowed_bytes"] >> 30, row["end_bytes"] is not None) == (12, bool(end))
+    assert ("19.5 GiB." in result.problems[0].title) == bool(end)
+    assert " ." not in result.verdict
+
+
 def test_times_of_events_are_dates(tmp_path: Path) -> None:
     (path := tmp_path / "job.log").write_text(
         "[2025-06-28T09:19:58Z] Signal 11 (SIGSEGV) received by PID 5\nSignal 9\n"

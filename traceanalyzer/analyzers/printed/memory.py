@@ -200,9 +200,13 @@ def _of_errors(rows: pl.DataFrame, summaries: pl.DataFrame) -> pl.DataFrame:
     known = errors.filter(full).join(summaries, on=[*place, "device"], how="anti", nulls_equal=True)
     # messages that are cut or short may be printed again, or explained by a summary
     short = errors.filter(~full).join(summaries, on=place, how="anti", nulls_equal=True)
-    same = [*place, "requested_bytes"]
-    short = short.join(errors.filter(full), on=same, how="anti", nulls_equal=True)
-    short = short.sort("capacity_bytes", nulls_last=True).unique(same, keep="first")
+    same, has_device = [*place, "requested_bytes"], pl.col("device").is_not_null()
+    of_device = [*same, "device"]
+    short = short.join(errors.filter(full), on=of_device, how="anti", nulls_equal=True)
+    short = short.sort("capacity_bytes", nulls_last=True).unique(of_device, keep="first")
+    named = pl.concat([errors.filter(full), short]).filter(has_device)
+    others_short = short.filter(~has_device).join(named, on=same, how="anti", nulls_equal=True)
+    short = pl.concat([short.filter(has_device), others_short])
     errors = pl.concat([known, short.sort("line"), others.sort("line")], how="diagonal")
     reserved = pl.coalesce(
         "reserved_bytes", pl.col("allocated_bytes") + pl.col("unused_bytes").fill_null(0)
@@ -354,9 +358,10 @@ def _demand(devices: pl.DataFrame) -> str:
     if row["requested_bytes"] > row["capacity_bytes"]:
         return f"{gpu}, which has {capacity}: one tensor is too large; the traceback has its line."
     if row["allowed_bytes"] is not None:
+        used = f": its tensors take {end}" if row["end_bytes"] is not None else ""
         return (
             f"{gpu}, of which this process may use {format_bytes(row['allowed_bytes'])} of "
-            f"{capacity} (set_per_process_memory_fraction): its tensors take {end}."
+            f"{capacity} (set_per_process_memory_fraction){used}."
         )
     if row["free_bytes"] > row["requested_bytes"]:
         return (
