@@ -596,12 +596,26 @@ def test_stacks_without_dumps_name_the_ranks_outside_collectives(
     assert ta.hang(tmp_path, rank=1).to_polars("threads")["rank"].to_list() == [1]
 
 
-def test_stacks_of_one_process_have_no_other_lines_to_compare(tmp_path: Path) -> None:
-    for rank in range(2):
-        (tmp_path / f"rank{rank}.txt").write_text('Thread 7 (idle): "MainThread"\n    f (a.py:3)\n')
-    one, both = ta.hang(tmp_path / "rank0.txt"), ta.hang(tmp_path)
-    assert "another dump" in one.advice
-    assert "compare" in both.advice
+@pytest.mark.parametrize(
+    ("names", "texts", "key"),
+    [
+        (["dump"], ["Process 42: a\n{}f (a.py:3)"], "one process"),
+        (["rank0"], ["{}f (a.py:3)"], "only stacks"),
+        (["dump"], ["{}all_reduce (torch/distributed/distributed_c10d.py:9)\n    f (a.py:3)"],
+         "only stacks"),
+        (["rank0", "rank1"], ["{}f (a.py:3)", "{}f (a.py:3)"], "only stacks"),
+        (["a", "b"], ["Process 42: a\n{}f (a.py:3)", "Process 42: a\n{}f (a.py:3)"], "same line"),
+        (["a", "b"], ["Process 42: a\n{}f (a.py:3)", "Process 42: a\n{}g (a.py:4)"], "other lines"),
+        (["a", "b"], ["Process 42: a\n{}f (a.py:3)", "Process 43: a\n{}g (a.py:4)"], "only stacks"),
+    ],
+)  # fmt: skip
+def test_advice_for_stacks_alone_is_that_of_a_job_or_of_one_process(
+    tmp_path: Path, names: list[str], texts: list[str], key: str
+) -> None:
+    for name, text in zip(names, texts, strict=True):
+        thread = 'Thread 7 (idle): "MainThread"\n    '
+        (tmp_path / f"{name}.txt").write_text(text.format(thread) + "\n")
+    assert ta.hang(tmp_path).advice == ADVICE[key]
 
 
 def test_the_line_that_shows_why_an_engine_waits_is_named(tmp_path: Path) -> None:

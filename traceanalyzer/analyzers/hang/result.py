@@ -233,6 +233,16 @@ class Hang(Result):
             return texts.rank_list(self.culprits)
         return format_first(outside["who"].to_list(), _WHO)
 
+    @property
+    def _of_stacks(self) -> str:
+        """The key of the advice for stacks alone: of a job, of one process, or of one repeated."""
+        stacks, processes = self._stacks, self._stacks["process"].unique()
+        of_one = processes.len() == 1 and not processes.null_count()
+        if stacks["rank"].count() or stacks["call"].count() or (stacks.height > 1 and not of_one):
+            return "only stacks"
+        repeated = "same line" if stacks["place"].n_unique() == 1 else "other lines"
+        return "one process" if stacks.height == 1 else repeated
+
     def _where_stacks_are(self) -> str:
         """Say what the main threads do, those outside collectives first."""
         rows = self._stacks.group_by("call", "place", maintain_order=True).agg("rank", "who")
@@ -259,8 +269,7 @@ class Hang(Result):
             return texts.ADVICE["only log"]
         if self.dumps.is_empty():
             known = texts.ADVICE["stacks"].format(self._outside)
-            alone = "one process" if self._stacks.height < 2 else "only stacks"
-            return known if self._outside else texts.ADVICE[alone]
+            return known if self._outside else texts.ADVICE[self._of_stacks]
         first = next(iter(self.stuck.causes), None)
         if self.stuck.is_deadlock and (odd := texts.odd_one(self.stuck.cycle)):
             rank = odd.missing[0]
