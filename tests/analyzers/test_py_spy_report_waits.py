@@ -346,6 +346,8 @@ _TAKE = f"{STEP}take (/home/u/a.py:5);"
         ("acquire (<built-in>)", LOCK),
         ("request (requests/api.py:59);sleep (urllib3/util/retry.py:362)", RETRY),
         ("call (openai/a.py:9);_sleep_for_retry (openai/_base_client.py:1100)", RETRY),
+        ("get (google/a.py:9);retry_target (google/api_core/retry.py:190)", RETRY),
+        ("get (google/a.py:9);retry_target (google/api_core/retry/retry_unary.py:150)", RETRY),
         ("serve_forever (socketserver.py:232);select (selectors.py:415)", None),
         ("synchronize (torch/cuda/__init__.py:1)", None),
         ("next_item (/home/u/a.py:9)", None),

@@ -16,6 +16,7 @@ from comm_traces import GEMM, US, device, host, step, trace
 from diagnosing import finding
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.common import waits
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of
 from traceanalyzer.analyzers.common.kernel_times import LARGER_INPUTS, UNEQUAL, Difference
 from traceanalyzer.analyzers.common.names import frame_text
@@ -160,6 +161,16 @@ def test_a_process_that_a_step_starts_is_named() -> None:
     one = first(loop(between), "host-code")
     assert "run (subprocess.py:506), gpu_stats (monitor.py:9)" in one.title
     assert "start it less often" in one.advice
+
+
+def test_a_wait_before_a_request_is_repeated_is_no_sleep_to_remove() -> None:
+    def between(at: int) -> Rows:
+        frames = ("train.py(31): log", "tenacity/__init__.py(480): __call__",
+                  "tenacity/nap.py(31): sleep")  # fmt: skip
+        inside = host("python_function", "<built-in function sleep>", (at + 5) * US, 470 * US)
+        return [*python(*frames)(at), inside]
+
+    assert waits.ADVICE[waits.RETRY][1:] in first(loop(between), "host-code").advice
 
 
 def test_graphs_of_pytorch_are_recorded_for_each_shape() -> None:

@@ -60,14 +60,18 @@ _TRANSFERS_KV = (
 )
 #: Functions that start a process and wait for its end.
 _STARTS = r"(?:^|[/\\])subprocess\.py(?:\(\d+\))?: (?:run|call|check_call|check_output)$"
+#: Functions that only sleep before a failed request is repeated.
+_RETRIES = (
+    r"(?:urllib3/util/retry|tenacity/nap)\.py(?:\(\d+\))?: (?:\w+\.)*_?sleep\w*"
+    r"|(?:openai|anthropic)/_base_client\.py(?:\(\d+\))?: (?:\w+\.)*_sleep_for_retry"
+)
 #: Functions whose names show the reason of a wait better than what they call.
-WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV, _STARTS)
+WAITS_AROUND = (WAITS_FOR_REQUESTS, _SWAPS, _TRANSFERS_KV, _STARTS, _RETRIES)
 #: Functions of the standard library and of inference engines, by module.
 _MODULES = {
-    RETRY: r"(?:urllib3/util/retry|tenacity/(?:__init__|nap)|backoff/_sync"
-    r"|google/api_core/retry/\w+)\.py: (?:sleep|_?sleep_\w+|retry|retry_target|__call__)"
-    r"|(?:openai|anthropic)/_base_client\.py: _sleep_for_retry"
-    r"|huggingface_hub/utils/_http\.py: _?http_backoff\w*",
+    RETRY: rf"{_RETRIES}|huggingface_hub/utils/_http\.py: _?http_backoff\w*"
+    r"|(?:tenacity/__init__|backoff/_sync|google/api_core/retry(?:/\w+)?)"
+    r"\.py: (?:retry|retry_target|sleep|__call__)",
     DISK: _SWAPS,
     REQUESTS: WAITS_FOR_REQUESTS,
     KV_TRANSFER: _TRANSFERS_KV,
@@ -87,7 +91,7 @@ _MODULES = {
     r"|gevent/_?(?:gevent_c)?_?hub\w*\.py: (?:switch|wait|run|join)",
 }
 _BY_NAME = [(what, re.compile(pattern)) for what, pattern in _C_FUNCTIONS.items()]
-_BY_MODULE = [(what, re.compile(rf"(?:^|[/\\]){p}$")) for what, p in _MODULES.items()]
+_BY_MODULE = [(what, re.compile(rf"(?:^|[/\\])(?:{p})$")) for what, p in _MODULES.items()]
 #: What a C library adds to names: ``__GI___poll``, ``pthread_cond_wait@@GLIBC_2.3.2``.
 _ADDED = re.compile(r"^__+(?:GI_+)?(?:libc_)?|(?:@.*|_nocancel|_cancel)$")
 #: A Python frame as a slice: ``threading.py(1095): join``.
