@@ -54,8 +54,8 @@ def test_cost_of_a_straggler_is_the_sum_of_its_parts(shared: Path) -> None:
     assert one.cost_ns is not None
     assert one.cost_frac is not None
     assert 0 < counted < whole < 100 * one.cost_frac
-    own_frac = own_ms * MS / one.cost_ns * one.cost_frac
-    assert counted / 100 + own_frac == pytest.approx(one.cost_frac, abs=0.001)
+    direct_frac = own_ms * MS / one.cost_ns * one.cost_frac
+    assert counted / 100 + direct_frac == pytest.approx(one.cost_frac, abs=0.001)
 
 
 def test_a_slow_link_says_how_much_of_its_cost_is_wait_time(shared: Path) -> None:

@@ -60,7 +60,7 @@ def test_wrong_input_is_refused_before_anything_is_read(
     assert not read
 
 
-def test_files_of_unknown_formats_beside_others_are_still_skipped(tmp_path: Path) -> None:
+def test_files_of_unknown_formats_among_others_are_still_skipped(tmp_path: Path) -> None:
     (tmp_path / "garbage.bin").write_bytes(bytes(range(256)) * 1_000)
     result = ta.diff([SLOW, str(tmp_path / "garbage.bin")], FIXED)
     assert result.measure is not None
