@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from diagnosing import judged, judged_by
 from wording import check_wording
 
 import traceanalyzer as ta
+from traceanalyzer.findings.hardware import OTHER_GPUS
 from traceanalyzer.findings.rule import Answers
 from traceanalyzer.trace import Device, Trace
 
@@ -22,22 +23,24 @@ ABOUT = {"dtype": "float", "elements_in": 1 << 20, "group_size": 4, "stream": 20
 Factor = Callable[[int, int, str], float]
 
 
-def job(factor: Factor, ranks: int = 4, group: str | None = "0", pause_ns: int = 0) -> list[Trace]:
-    """Return five steps per rank; ranks wait for the slowest in each step, and start together.
+def job(
+    factor: Factor, ranks: int = 4, group: str | None = "0", pause_ns: int = 0, n_steps: int = 5
+) -> list[Trace]:
+    """Return steps of each rank; ranks wait for the slowest in each step, and start together.
 
     Rank 1 launches nothing at the start of the last step, for ``pause_ns``.
     """
-    return [trace(list(_rank(rank, ranks, factor, group, pause_ns)), rank, world_size=ranks)
-            for rank in range(ranks)]  # fmt: skip
+    events = (list(_rank(rank, ranks, factor, group, pause_ns, n_steps)) for rank in range(ranks))
+    return [trace(rows, rank, world_size=ranks) for rank, rows in enumerate(events)]
 
 
 def _rank(
-    rank: int, ranks: int, factor: Factor, group: str | None, pause_ns: int
+    rank: int, ranks: int, factor: Factor, group: str | None, pause_ns: int, n_steps: int
 ) -> Iterator[dict[str, Any]]:
     begin = 0
-    for number in range(5):
+    for number in range(n_steps):
         each = [_lengths(one, number, factor) for one in range(ranks)]
-        pauses = [pause_ns if (one, number) == (1, 4) else 0 for one in range(ranks)]
+        pauses = [pause_ns if (one, number) == (1, n_steps - 1) else 0 for one in range(ranks)]
         length = max(pause + sum(ns) for pause, ns in zip(pauses, each, strict=True)) + MS
         end = begin + length
         yield step(number, begin, length)
@@ -86,6 +89,29 @@ def test_kernels_that_become_slower_are_compared_with_the_first_step(slower: flo
 def test_more_work_of_each_rank_in_turn_is_no_throttling() -> None:
     found = judged("throttled-steps", *job(lambda r, n, _: 1.6 if n == r + 1 else 1))
     assert found == []
+    at_random = (2, 0, 1, 1, 3, 0, 2, 2, 1, 3, 0, 1)
+    found = judged(
+        "throttled-steps", *job(lambda r, n, _: 1.6 if r == at_random[n] else 1, n_steps=12)
+    )
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        [range(3, 6), range(8, 10), range(10, 12), []],
+        [range(2, 6), range(6, 9), range(9, 12), []],
+        [[2], [6], [9], []],
+    ],
+)
+def test_gpus_that_throttle_at_different_times_have_no_work_in_turn(
+    slow: list[Collection[int]],
+) -> None:
+    """In a row, or in few steps."""
+    (one,) = judged("throttled-steps", *job(lambda r, n, _: 1.6 if n in slow[r] else 1, n_steps=12))
+    assert one.total_ns == pytest.approx(sum(map(len, slow)) * 0.6 * 8 * MS)
+    assert one.rank == 0
+    assert one.evidence[-1] == OTHER_GPUS.format("2 other GPUs, which are")
 
 
 def _served(prefills: int, slow: int) -> Trace:

@@ -58,8 +58,7 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     if answers.time.in_steps:  # warm-up is in no cost
         windows = answers.time.windows.cast({pl.String: pl.Categorical})
         steps = steps.join(windows, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
-    rotates = steps.n_unique(DEVICE) >= _ROTATING and steps["step"].is_unique().all()
-    if steps.is_empty() or rotates:
+    if steps.is_empty() or _is_in_turn(steps, answers.time.windows):
         return
     over = steps.group_by(DEVICE).agg(pl.col("over_ns").sum())
     device = over.sort("over_ns", *DEVICE, descending=[True, False, False, False]).head(1)
@@ -90,9 +89,14 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     rank = device["rank"][0] if over.height > 1 and shared == 1 else None
     where = f" of rank {rank}" if rank is not None else f" of {shared:,} GPUs" * (shared > 1)
     which = f"{format_count(slow.height, 'step')}{where} ({', '.join(slow_names)})"
+    n = over.height - shared
+    apart = OTHER_GPUS.format(f"{format_count(n, 'other GPU')}, which {'is' if n == 1 else 'are'}")
     yield Measured(
         title=f"Slow kernels in {which}: {time.share(total)}. In {worst}, {text}.",
-        evidence=(f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",),
+        evidence=(
+            f"Kernels are fastest in {', '.join(fastest[:_NAMED])}.",
+            *[apart] * (n > 0 and rank is not None),
+        ),
         advice=advice,
         total_ns=total,
         rank=rank,
@@ -101,9 +105,29 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     )
 
 
-#: So many GPUs that are slow in other steps each have more work in turn.
-_ROTATING = 3
+def _is_in_turn(slow: pl.DataFrame, windows: pl.DataFrame) -> bool:
+    """Whether GPUs have more work in turn: one is slow in nearly each step, mostly another one.
 
+    A throttled GPU is slow in several steps in a row, and in other steps none is.
+
+    Args:
+        slow: path, rank, device and step of the slow steps.
+        windows: path, rank, device, start and step of the counted steps.
+    """
+    gpus = slow.group_by("step").agg(n=pl.len(), gpu=pl.struct(DEVICE).first())
+    order = windows.group_by(pl.col("step").cast(slow["step"].dtype)).agg(pl.col("start").min())
+    every = order.sort("start").join(gpus, on="step", how="left", maintain_order="left")
+    one = every.filter(n=1)["gpu"]
+    another = int((one != one.shift(1)).sum())
+    few = slow.n_unique(DEVICE) < _ROTATING or one.len() < _NEARLY_EACH * every.height
+    return not few and 2 * another >= one.len()
+
+
+#: So many GPUs are slow in turn, in at least this share of the steps.
+_ROTATING, _NEARLY_EACH = 3, 0.8
+
+#: Evidence about the other GPUs of a cost.
+OTHER_GPUS = "The cost includes that of {} slow in other steps, or less slow."
 _ONE_CAUSE = (
     " Several GPUs are slow in the same steps: look for one cause (power cap of the chassis, "
     "cooling, other jobs on the node)."
