@@ -362,8 +362,23 @@ def test_a_run_judged_by_its_mean_hides_no_change_of_another_one() -> None:
         loop([ms * MS + at * 7 % 5 * MS // 5 for at, ms in enumerate(each)])
         for each in (usual, slower, regular)
     ]
-    outcomes = ta.diff_series(several).runs["outcome"].to_list()
-    assert outcomes == [None, "regression", "regression"]
+    series = ta.diff_series(several).runs
+    assert series["outcome"].to_list() == [None, "regression", "regression"]
+    assert series["value_ns"][1] == pytest.approx(174 * MS, rel=0.01)
+    assert series["basis"].unique().to_list() == ["mean of all steps"]
+    changes, noises = series["change_frac"][1:], series["noise_frac"][1:]
+    assert (noises > 0).all()
+    assert (noises < changes).all()
+
+
+@pytest.mark.parametrize(("count", "asks"), [(6, True), (16, False)])
+def test_ten_steps_are_no_advice_for_more_of_them(count: int, asks: bool) -> None:
+    lengths = [(60 + 97 * at % 80) * MS for at in range(count)]
+    result = diff(loop(lengths), loop(lengths[::-1]))
+    assert result.outcome == "no change"
+    assert result.measure is not None
+    assert (result.measure.noise_frac or 0) > 0.1
+    assert ("(10 in each run)" in result.verdict) == asks
 
 
 def test_lost_graphs_are_named() -> None:

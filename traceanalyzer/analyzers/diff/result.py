@@ -88,7 +88,7 @@ class Expected:
 #: Names of the states of findings.
 _FOUND = {
     "gone": "Gone", "remains": "Remaining", "new": "New",
-    "present": "No finding of its own before", "not checked": "Not checked in both runs",
+    "present": "In both runs, a finding only after", "not checked": "Not checked in both runs",
 }  # fmt: skip
 
 
@@ -250,13 +250,16 @@ _SUBJECTS: dict[Name, str] = {
     "samples": "total weight",
     "memory": "memory peak",
 }
+#: How steps are compared.
+BASIS: dict[Name, str] = {"step": "median", "mean": "mean of all steps"}
 _STEP = {"step": "A typical step (mean of the middle half)", "mean": "The mean step"}
 #: The outcomes whose names are no start of a sentence.
 _OUTCOMES: dict[str, str] = {"not judged": "Not enough steps to tell"}
-_RECORD = (
-    "record more steps (10 in each run), or several runs of each version (--more-before, "
-    "--more-after)."
-)
+#: Number of steps that is usually enough.
+_ENOUGH = 10
+_HALVE = "4 times as many halve the noise"
+#: How to know more, from the number of steps.
+_RECORD = "ecord more steps ({}), or several runs of each version (--more-before, --more-after)."
 
 
 def _verdict(result: Diff) -> str:
@@ -275,7 +278,7 @@ def _of_runs(result: Diff) -> str:
         return sentences(reserved, _functions(result), _total(measure), _peak(result, measure))
     return sentences(
         *([reserved] if unlike else []),
-        _outcome(measure, judged=not unlike),
+        _outcome(result, measure, judged=not unlike),
         *([] if unlike else [reserved]),
         _explained(result, measure),
         _means(result, measure),
@@ -303,17 +306,23 @@ def _total(measure: Measure) -> str:
     )
 
 
-def _outcome(measure: Measure, *, judged: bool) -> str:
+def noise_text(noise: float | None) -> str:
+    """Return ``noise 1.4 %``."""
+    return "noise unknown" if noise is None else f"noise {format_frac(noise)}"
+
+
+def _outcome(result: Diff, measure: Measure, *, judged: bool) -> str:
     """Return the values of both runs; ``judged``: with the outcome."""
-    middle = {"step": "median; ", "mean": "mean of all steps; "}.get(measure.name, "")
-    noise = measure.noise_frac
-    spread = "noise unknown" if noise is None else f"noise {format_frac(noise)}"
+    middle = f"{BASIS[measure.name]}; " if measure.in_steps else ""
+    noise, spread = measure.noise_frac, noise_text(measure.noise_frac)
+    many = measure.in_steps and (result.runs["steps"].min() or 0) >= _ENOUGH  # type: ignore[operator]
+    record = _RECORD.format(_HALVE if many else f"{_ENOUGH} in each run")
     change = "" if measure.change_frac is None else f"{format_change(measure.change_frac)}, "
     limit = ""
     if measure.outcome == "not judged":
-        limit = f" R{_RECORD[1:]}"
+        limit = f" R{record}"
     elif measure.outcome == "no change" and (noise or 0) > _NOISY_FRAC:
-        limit = f" Only changes above {format_frac(noise)} are significant: {_RECORD}"
+        limit = f" Only changes above {format_frac(noise)} are significant: r{record}"
     same = "for the same work, " if measure.work != 1 else ""
     values = (measure.after, measure.before)
     after, before = (format_weight(value, measure.unit) for value in values)

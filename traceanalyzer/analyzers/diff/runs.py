@@ -352,7 +352,9 @@ def _mean(before: Run, after: Run, median: Measure) -> Measure:
 
 
 def step_times(run: Run) -> Floats:
-    """Return the mean time of each counted step over its ranks, in order."""
+    """Return the mean time of each counted step over its ranks, in order; none without steps."""
+    if run.steps is None:
+        return np.empty(0)
     each = run.counted.group_by("number").agg(pl.col("duration_ns").mean()).sort("number")
     return each["duration_ns"].to_numpy()
 

@@ -19,7 +19,7 @@ from traceanalyzer.analyzers.common.display import headings
 from traceanalyzer.analyzers.diff import MIN_CHANGE, Options, compute, runs
 from traceanalyzer.analyzers.diff.comparable import WITHIN
 from traceanalyzer.analyzers.diff.compute import DIFF
-from traceanalyzer.analyzers.diff.result import Diff
+from traceanalyzer.analyzers.diff.result import BASIS, Diff, noise_text
 from traceanalyzer.analyzers.diff.runs import Measure, Part
 from traceanalyzer.errors import MissingData, OptionError
 from traceanalyzer.result import Result, Table, View
@@ -166,7 +166,8 @@ class DiffSeries(Result):
     """Result of :func:`traceanalyzer.diff_series`.
 
     Attributes:
-        runs: run (its number), path, value_ns (the measure), change_frac and outcome (against the
+        runs: run (its number), path, basis (``median`` or ``mean of all steps``, or what is
+            measured without steps), value_ns, change_frac, noise_frac and outcome (against the
             first run).
         roles: role, run_1_ns, run_2_ns ... (null if a run does not have the role), jump (number of
             the first run that differs significantly from run 1, or null), change_ns, kernel and
@@ -181,7 +182,10 @@ class DiffSeries(Result):
         names = [name for name in self.roles.columns if name.startswith("run_")]
         labels = {"role": "role"} | {name: name[4:-3] for name in names}
         more = headings("jump: changed in run, change_ns: change, kernel, in_place_of: in place of")
-        columns = headings("run, path, value_ns: value, change_frac: change, outcome: verdict")
+        columns = headings(
+            "run, path, basis: compared, value_ns: value, change_frac: change, noise_frac: noise, "
+            "outcome: verdict"
+        )
         return View(
             title="In which run did it get slower?",
             verdict=self._verdict(),
@@ -201,7 +205,8 @@ class DiffSeries(Result):
         row = changed.row(0, named=True)
         text = (
             f"Run {row['run']} ({row['path']}) is the first that differs: "
-            f"{format_ns(row['value_ns'])}, {format_change(row['change_frac'])} ({row['outcome']})."
+            f"{format_ns(row['value_ns'])}, {format_change(row['change_frac'])} "
+            f"({row['basis']}; {noise_text(row['noise_frac'])}; {row['outcome']})."
         )
         return f"{text}{self._changed_roles(row['run'])}"
 
@@ -235,15 +240,18 @@ def in_order(every: Sequence[Sequence[Part]], options: Options) -> DiffSeries:
         if one.measure is None or one.roles is None:
             why = one.why or "no kernels were recorded"
             raise MissingData(f"run {number} cannot be compared with the first one: {why}")
+        basis = BASIS.get(one.measure.name, one.measure.name)
         paths = dict(one.runs.select("run", "path").iter_rows())
         if number == 2:
-            rows.append((1, paths["before"], round(one.measure.before), None, None))
-        change = one.measure.change_frac
-        rows.append((number, paths["after"], round(one.measure.after), change, one.outcome))
+            rows.append((1, paths["before"], basis, round(one.measure.before), None, None, None))
+        rows.append((
+            number, paths["after"], basis, round(one.measure.after), one.measure.change_frac,
+            one.measure.noise_frac, one.outcome,
+        ))  # fmt: skip
         roles.append(_named(one.roles).with_columns(run=pl.lit(number)))
     table = pl.DataFrame(rows, orient="row", schema={
-        "run": pl.Int64, "path": pl.String, "value_ns": pl.Int64, "change_frac": pl.Float64,
-        "outcome": pl.String,
+        "run": pl.Int64, "path": pl.String, "basis": pl.String, "value_ns": pl.Int64,
+        "change_frac": pl.Float64, "noise_frac": pl.Float64, "outcome": pl.String,
     })  # fmt: skip
     return DiffSeries(table, _by_run(roles))
 
