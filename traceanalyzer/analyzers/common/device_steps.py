@@ -211,23 +211,24 @@ def _first_queued(trace: Trace) -> tuple[int, int] | None:
     return (start, called) if start - called - max(took or 0, 0) > _QUEUED_NS else None
 
 
-#: Steps are of two groups from this ratio between the shortest slow and the longest fast one on.
-GROUP_FACTOR = 1.5
+#: Slow steps take longer than fast ones from this ratio between the shortest and the longest of
+#: them on.
+_GROUP_FACTOR = 1.5
 #: Of at least so many steps half are slow if the two in the middle differ by more than this factor,
 #: and the fast ones by less.
 _LEAST_HALVES, _HALF_FACTOR = 4, 1.1
 
 
-def fast_ns(length: pl.Expr, factor: float = GROUP_FACTOR) -> pl.Expr:
+def fast_ns(length: pl.Expr) -> pl.Expr:
     """Return the median of the fast steps if slow ones are more than half; otherwise null.
 
     The fast steps, 2 and a quarter of all or more, are those before the greatest ratio between two
-    lengths, if that is at least ``factor``.
+    lengths, if that is large.
     """
     ordered = length.sort()
     ratios = ordered / ordered.shift(1).clip(1)
     n, slow = ratios.arg_max(), ratios.max()
-    are_two = (slow >= factor) & (4 * n >= length.len()) & (n > 1) & (2 * n < length.len())
+    are_two = (slow >= _GROUP_FACTOR) & (4 * n >= length.len()) & (n > 1) & (2 * n < length.len())
     return pl.when(are_two).then(length.filter(length < ordered.get(n)).median())
 
 
@@ -239,6 +240,25 @@ def usual_ns(length: pl.Expr) -> pl.Expr:
     is_half &= ordered.get(n // 2) > _HALF_FACTOR * last
     of_half = pl.when(is_half).then(length.filter(length <= last).median())
     return pl.coalesce(fast_ns(length), of_half, length.median())
+
+
+def two_levels(times: pl.Series) -> tuple[pl.Series, pl.Series] | None:
+    """Return the times before and after the greatest ratio in order, if they are two levels.
+
+    The times of each, 2 or more, differ little, or much less than the two levels.
+    """
+    ordered = times.sort()
+    at = (ordered / ordered.shift(1)).fill_null(1).arg_max() or 0
+    fast, slow = ordered[:at], ordered[at:]
+    if min(fast.len(), slow.len()) < 2:
+        return None
+    apart = _OF_GAP * (slow[0] - fast[-1])
+    narrow = (one[-1] - one[0] <= max(LEVEL * one[0], apart) for one in (fast, slow))
+    return (fast, slow) if all(narrow) else None
+
+
+#: Times of one level differ by at most this share, or this share of the gap between two levels.
+LEVEL, _OF_GAP = 0.1, 0.25
 
 
 # --- warm-up ---------------------------------------------------------------------------------

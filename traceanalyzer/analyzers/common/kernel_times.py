@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from traceanalyzer.analyzers.common.device_steps import LEVEL, two_levels
 from traceanalyzer.analyzers.common.kernel_names import (
     ATTENTION,
     CONVOLUTION,
@@ -355,8 +356,8 @@ def _by_gpu(
 
 
 _LONGEST = ("max_ns", "usual_max")
-#: Times of one level differ by at most this share; fewer steps tell nothing.
-_LEVEL, _LEAST_STEPS = 0.1, 5
+#: Fewer steps show no levels.
+_LEAST_STEPS = 5
 
 
 def has_levels(times: pl.Series) -> bool:
@@ -364,14 +365,10 @@ def has_levels(times: pl.Series) -> bool:
 
     Few steps, or one that differs, show none.
     """
-    ordered = times.sort()
-    at = (ordered / ordered.shift(1)).fill_null(1).arg_max() or 0
-    if ordered.len() < _LEAST_STEPS:
+    if times.len() < _LEAST_STEPS:
         return False
-    if ordered[-1] <= (1 + _LEVEL) * ordered[0]:
-        return True
-    parts = (ordered[:at], ordered[at:])
-    return all(one.len() > 1 and one[-1] <= (1 + _LEVEL) * one[0] for one in parts)
+    ordered = times.sort()
+    return bool(ordered[-1] <= (1 + LEVEL) * ordered[0]) or two_levels(times) is not None
 
 
 def _except_parameters(rows: pl.DataFrame) -> float:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.common import device_steps, device_work, display
@@ -267,13 +268,12 @@ def _slowest(result: Steps) -> str:
         list(order), descending=list(order.values())
     )
     worst = rows.row(0, named=True)
-    length = pl.col("duration_ns")
-    usual = rows.select(device_steps.fast_ns(length, _SPLIT)).item()
-    if usual:
-        slow = rows.filter(length >= _SPLIT * usual)
-        times = format_ratio(slow["duration_ns"].median() / usual)
-        rest = f"the other {rows.height - slow.height} ({format_ns(usual)})"
-        return f"{slow.height} of {rows.height} steps take {times} as long as {rest}."
+    fast, slow = device_steps.two_levels(rows["duration_ns"]) or (_NONE, _NONE)
+    if slow.len() > fast.len() >= _LEAST_FAST * rows.height and slow[0] >= _SPLIT * fast[-1]:
+        usual = float(np.median(fast))
+        times = format_ratio(float(np.median(slow)) / usual)
+        rest = f"the other {fast.len()} ({format_ns(usual)})"
+        return f"{slow.len()} of {rows.height} steps take {times} as long as {rest}."
     if worst["ratio"] < 1 + APART_FRAC:
         return "No step is much slower than the median."
     where = " on the median rank" if several else ""
@@ -283,8 +283,9 @@ def _slowest(result: Steps) -> str:
     )
 
 
-#: Slow and fast steps are two groups from this ratio between them on.
-_SPLIT = 1.2
+#: Slow and fast steps are named from this ratio between them on, if at least this share are fast.
+_SPLIT, _LEAST_FAST = 1.2, 0.25
+_NONE = pl.Series(dtype=pl.Int64)
 
 
 def _cause(result: Steps, row: Mapping[str, Any]) -> str:
