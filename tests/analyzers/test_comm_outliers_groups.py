@@ -9,7 +9,7 @@ import pytest
 from comm_traces import ALL_REDUCE, GEMM, MS, US, device, step, trace
 
 import traceanalyzer as ta
-from traceanalyzer.findings import communication
+from traceanalyzer.analyzers.comm_outliers.outliers import slow_pair
 from traceanalyzer.trace import Trace
 
 STEPS = 8
@@ -93,7 +93,8 @@ def test_the_slow_link_of_a_pipeline_is_by_its_fastest_transfer(slow: int | None
                            collective="coalesced", stream=20, **about)
                 )  # fmt: skip
         traces.append(trace(events, rank, world_size=4))
-    found = communication._slow_pair(ta.comm_outliers(traces))
+    compared = ta.comm_outliers(traces)
+    found = slow_pair(compared.instances, compared.totals.n_ranks)
     if slow is None:
         assert found is None
         return

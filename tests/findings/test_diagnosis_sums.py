@@ -10,10 +10,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from comm_traces import ALL_REDUCE, MS, US, device, host, step, trace
+from comm_traces import ALL_REDUCE, BROADCAST, MS, US, device, host, step, trace
 from diagnosing import diagnosis, finding
 
 import traceanalyzer as ta
+from traceanalyzer.analyzers.comm_outliers.outliers import small_kind
 from traceanalyzer.analyzers.gpu_idle import causes
 from traceanalyzer.findings import communication
 from traceanalyzer.findings.judge import _Candidate, _chained
@@ -212,7 +213,7 @@ def test_small_messages_need_larger_buckets_in_the_advice(
         (("user_annotation", "update_weights"), ALL_REDUCE.replace("AllReduce", "Broadcast"),
          "update_weights issues the broadcasts"),
         (("user_annotation", "nccl:broadcast"), ALL_REDUCE.replace("AllReduce", "Broadcast"),
-         "larger buckets"),
+         "one flat buffer"),
         (("user_annotation", "Net.training_step_log"), ALL_REDUCE, "without sync_dist"),
         (("python_function", "utils.py(286): clip_grad_norm_"), ALL_REDUCE, "reduce that one"),
         (("python_function", "torch/nn/parallel/distributed.py(2072): _sync_buffers"),
@@ -244,6 +245,51 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     assert part in one.advice
     assert one.fix == "fewer-calls"  # each advice has the host issue fewer of them
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
+
+
+@pytest.mark.parametrize(
+    ("times", "kernel", "hidden", "part"),
+    [
+        (60, BROADCAST, False, "broadcast_buffers=False"),
+        (60, ALL_REDUCE, False, "single numbers"),
+        (60, BROADCAST, True, ""),
+        (6, BROADCAST, False, ""),
+    ],
+)
+def test_small_collectives_beside_large_ones(
+    times: int, kernel: str, part: str, *, hidden: bool
+) -> None:
+    """Small ones are named if they have a part of the exposed time; advice on buckets is not."""
+    of_group = {"dtype": "float", "group": "0", "group_size": 2, "stream": 20}
+    rows = []
+    for number in range(4):
+        begin = number * 30 * MS
+        rows += [step(number, begin, 30 * MS), device("gemm", begin, 8 * MS)]
+        at = begin if hidden else begin + 8 * MS
+        rows += [
+            device(kernel, at + i * 61 * US, 60 * US, elements_in=8, seq=number * 64 + i,
+                   **of_group)
+            for i in range(times)
+        ]  # fmt: skip
+        large = {**of_group, "elements_in": 25_000_000}
+        rows += [
+            device(ALL_REDUCE, begin + 12 * MS + i * 4 * MS, 4 * MS, seq=number * 64 + 60 + i,
+                   **large)
+            for i in range(4)
+        ]  # fmt: skip
+    traces = [trace(rows, rank, world_size=2) for rank in range(2)]
+    compared = ta.comm_outliers(traces)
+    small = small_kind(compared.instances, compared.totals.n_ranks)
+    one = finding("exposed-communication", *traces)
+    assert (small is not None) == bool(part)
+    assert not one.fix  # not all of it goes with fewer calls
+    assert one.advice.count("small") == bool(part)
+    assert part in one.advice
+    if small is not None:
+        kind = "broadcast" if kernel == BROADCAST else "all_reduce"
+        assert (small["collective"], small["n"], small["message_bytes"]) == (kind, times, 32)
+        assert small["ns"] == 2 * 4 * times * 60 * US
+        assert small["frac"] == pytest.approx(3.6 / 19.6)
 
 
 def test_a_few_collectives_of_sync_batch_norm_are_not_all() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 
 import polars as pl
 
-from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK
+from traceanalyzer.analyzers.comm_outliers.outliers import (
+    EXPOSED_NS,
+    GROUP,
+    NETWORK,
+    is_small,
+    place_in_steps,
+    slow_pair,
+    small_kind,
+    small_name,
+)
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
     CommOutliers,
@@ -50,8 +59,8 @@ from traceanalyzer.findings.rule import (
 from traceanalyzer.units import format_bytes, format_count, format_frac, format_ns, format_ratio
 
 _TEXTS = ADVICE["communication"]
-#: Maximum number of items in a list.
-_NAMED = 3
+#: Maximum number of items in a list; shares that are nearly all, and most.
+_NAMED, _NEARLY_ALL, _MOSTLY = 3, 0.8, 0.5
 
 
 @rule(
@@ -162,7 +171,7 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         return
     worst, (losses, total) = outliers.row(0, named=True), claimed
     alone = result.totals.n_ranks == 1
-    place = _place_in_steps(result, outliers) if alone else None
+    place = place_in_steps(result.instances, outliers) if alone else None
     nth = f"{worst['collective']} number {(place or 0) + 1}"
     what = (
         f"{outliers.height:,} of {format_count(result.totals.n_events, 'collective')} took"
@@ -184,30 +193,6 @@ def _collective_outliers(result: CommOutliers, answers: Answers) -> Iterator[Mea
         step=answers.time.only_step(losses),
         intervals=intervals_of(losses),
     )
-
-
-def _place_in_steps(result: CommOutliers, outliers: pl.DataFrame) -> int | None:
-    """Return the place in the step at which nearly each step has an outlier; None otherwise.
-
-    A rank that waits at the same place of each step waits for others, not for a busy network.
-    """
-    order = ["group", "collective"]
-    placed = result.instances.drop_nulls("step").sort("at_ns", "id")
-    placed = placed.with_columns(place=pl.int_range(pl.len()).over("step", *order))
-    of_outliers = placed.filter(pl.col("id").is_in(outliers["id"].implode()))
-    steps = placed["step"].n_unique()
-    most = largest_first(
-        of_outliers.group_by("place").agg(n=pl.col("step").n_unique()), "n", "place"
-    )
-    if steps < _MANY_STEPS or most.is_empty() or most["n"][0] < _NEARLY_ALL * steps:
-        return None
-    if most["n"][0] < _NEARLY_ALL * outliers.height:
-        return None
-    return int(most["place"][0])
-
-
-#: Fewer steps may have an outlier at the same place by chance; the share of steps, of outliers.
-_MANY_STEPS, _NEARLY_ALL = 3, 0.8
 
 
 @rule(
@@ -294,21 +279,26 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
     wait = _WITH_WAITS if alone else wait * (waited_ns > 0)
     remedy = _exposing(result, answers, int(rest["lost_ns"].sum()), waits=not waited_ns)
     unmatched = remedy in (_TEXTS["pairs"], _TEXTS["kv_transfer"])  # they wait for partners
-    small = (by_time := _by_exposed_time(answers)) is not None and small_collectives(by_time)
-    is_fewer = bool(small) or remedy.startswith(_FEWER)  # the host issues fewer, too
+    small, are_most = _small(by_time := _by_exposed_time(answers))
+    is_fewer = are_most or remedy.startswith(_FEWER)  # the host issues fewer, too
     has_slow_link = slow.filter(cause=LINK).height > 0
     most = _most_gain(remedy, total, answers, fewer=is_fewer, has_slow_link=has_slow_link)
-    if pair := _slow_pair(comm) if comm is not None and remedy == _TEXTS["pairs"] else None:
+    pairs = comm if remedy == _TEXTS["pairs"] else None
+    pair = slow_pair(pairs.instances, pairs.totals.n_ranks) if pairs is not None else None
+    if pair:
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
-    where = _where(answers)
+    in_small, of_small = "", ""
+    if by_time is not None and small is not None and not are_most:
+        in_small, of_small = _beside(answers, by_time, small)
     yield Measured(
-        title=f"Communication{where} is not overlapped with compute: {time.share(total)}{wait}.",
+        title=f"Communication{_where(answers)} is not overlapped with compute: "
+        f"{time.share(total)}{in_small}{wait}.",
         evidence=(
             *_kinds_of_collectives(answers),
             *filter(None, (why_exposed(result),)),
             f"{format_frac(sums['overlap_frac'])} of all communication is overlapped with compute.",
         ),
-        advice=_TEXTS["all_ranks"] * alone + remedy,
+        advice=_TEXTS["all_ranks"] * alone + remedy + of_small,
         fix="fewer-calls" if is_fewer else "",
         confidence="low" if alone or (unmatched and not pair) else "medium" if pair else "high",
         total_ns=total,
@@ -316,6 +306,29 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         intervals=intervals_of(rest),
         explained=explained_by(pl.concat([waits, slow]), whole)
         | {"missing-ranks": missing / whole},
+    )
+
+
+def _small(comm: CommOutliers | None) -> tuple[dict[str, Any] | None, bool]:
+    """Return what many small collectives cost, and whether that is most of the exposed time."""
+    small = None if comm is None else small_kind(comm.instances, comm.totals.n_ranks)
+    return small, small is not None and small["frac"] >= _MOSTLY
+
+
+def _beside(answers: Answers, comm: CommOutliers, small: Mapping[str, Any]) -> tuple[str, str]:
+    """Return a phrase on small collectives beside larger ones, and advice for them."""
+    kind = small["collective"]
+    of_kind = pl.col("collective") == kind if kind else pl.lit(value=True)
+    rows = comm.instances.filter(of_kind, is_small())
+    groups = comm.groups.filter(of_kind).join(rows, on=GROUP, how="semi", nulls_equal=True)
+    of_small = replace(comm, instances=rows, groups=groups)
+    text = _of_issuer(answers, of_small) or _of_values(answers, of_small)
+    text = text or fewer_collectives(comm, small)
+    what = f"{small['n']:,} {small_name(small)}"
+    cost = answers.time.each_ns(small["ns"])
+    return (
+        f", {format_ns(cost)} of it in {what} per step",
+        f" For the {what}: {text.rstrip('.')}.",
     )
 
 
@@ -352,32 +365,6 @@ def _most_gain(
     if _OF_COMPUTE in remedy and has_slow_link:  # the link is the cause
         return min(time.busy_ns, total if most is None else most)
     return most
-
-
-#: A pair of ranks whose fastest transfer takes so many times those of other pairs has a slow link.
-_SLOW_PAIR = 4
-
-
-def _slow_pair(comm: CommOutliers) -> tuple[str, int] | None:
-    """Return a sentence on a pair with a slow link, and what its transfers cost all GPUs.
-
-    The wait for the partner makes transfers longer, so that the fastest one of a pair is compared.
-    """
-    kind, time = ["collective", "message_bytes", "link"], pl.col("duration_ns")
-    pairs = comm.instances.filter(pl.col("group_size") == 2).group_by(*kind, "group_ranks", "group")
-    fastest = pairs.agg(time.min(), n=pl.len()).drop_nulls(["message_bytes", "group_ranks"])
-    usual = fastest.with_columns(usual=time.median().over(kind), pairs=pl.len().over(kind))
-    slow = usual.filter(pl.col("pairs") > 2, time >= _SLOW_PAIR * pl.col("usual"))
-    if slow.is_empty():
-        return None
-    row = slow.sort("duration_ns", "group_ranks").row(-1, named=True)
-    text = (
-        f"A {row['collective']} of {format_bytes(row['message_bytes'])} between the ranks "
-        f"{row['group_ranks']} takes at least {format_ns(row['duration_ns'])}, "
-        f"{row['duration_ns'] / row['usual']:.3g} times that of other pairs. "
-    )
-    excess = row["n"] * (row["duration_ns"] - row["usual"]) / 2
-    return text, round(excess * comm.totals.n_ranks)
 
 
 def _last_ns(answers: Answers) -> int:
@@ -427,8 +414,9 @@ def _exposing(result: Overlap, answers: Answers, exposed_ns: int, *, waits: bool
             or _of_buckets(answers, comm, kind)
         ):
             return text
-        if small_collectives(comm):
-            text = fewer_collectives(comm)
+        small, are_most = _small(comm)
+        if small is not None and are_most:
+            text = fewer_collectives(comm, small)
             return f"{text[:1].upper()}{text[1:]}: small messages take as long as larger ones."
     waits, program = waits and not (comm is not None and comm.totals.n_matched), answers.program
     text = advice(result, waits=waits, pytorch=program.pytorch, xla=program.xla, kind=kind)
@@ -446,8 +434,7 @@ def _by_exposed_time(answers: Answers) -> CommOutliers | None:
         return None
     on_device = comm.instances.drop_nulls("device")
     rows = comm.instances if on_device.is_empty() else on_device
-    exposed = pl.col("duration_ns") - sum(pl.col(n).fill_null(0) for n in ("wait_ns", "compute_ns"))
-    sums = rows.group_by(GROUP).agg(exposed_ns=exposed.clip(0).sum())
+    sums = rows.group_by(GROUP).agg(EXPOSED_NS.sum())
     groups = comm.groups.join(sums, on=GROUP, nulls_equal=True, maintain_order="left")
     groups = groups.sort("exposed_ns", descending=True, maintain_order=True)
     arrivals = comm.arrivals if on_device.is_empty() else comm.arrivals.drop_nulls("device")
@@ -731,7 +718,8 @@ def _kinds_of_collectives(answers: Answers) -> Iterator[str]:
         total = format_ns(int(alike["total_ns"].sum()))
         most = "Most time" if top["total_ns"] == comm.groups["total_ns"].max() else "Most exposed"
         yield f"{most}: {with_size(top)}{groups}, {total} in {calls}{rate}."
-    known = _of_place(answers, _main_kind(comm)) or _of_issuer(answers, comm)
+    _, are_most = _small(comm)
+    known = _of_place(answers, _main_kind(comm)) or _of_issuer(answers, comm) or not are_most
     if small := small_collectives(comm, advise=not known):
         yield small
     if comm.arrivals.height:

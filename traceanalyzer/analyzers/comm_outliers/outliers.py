@@ -11,6 +11,7 @@ import polars as pl
 from traceanalyzer.analyzers.comm_outliers.collectives import Part
 from traceanalyzer.analyzers.common import columns
 from traceanalyzer.frames.numbering import group_numbers
+from traceanalyzer.units import format_bytes, format_ns
 from traceanalyzer.vocabulary import bus_factor
 
 #: Collectives of equal expected duration: same operation, size and group. Without a recorded size
@@ -96,6 +97,109 @@ def alone(instances: pl.DataFrame) -> pl.Expr:
         return pl.lit(value=False)
     is_pair = pl.col("collective").is_in(("send", "recv", "send_recv")).fill_null(value=False)
     return is_pair & pl.col("instance").is_null()
+
+
+#: Smaller collectives, or shorter ones of unknown size, are latency-bound.
+SMALL_BYTES, SHORT_NS = 2**20, 50_000
+
+#: Small collectives per step and rank that are reported.
+MANY = 50
+
+#: A smaller share of the exposed time of collectives is little.
+_SOME = 0.1
+
+
+def is_small() -> pl.Expr:
+    """Return whether a collective is small by message size, or by duration without a size."""
+    short = pl.col("duration_ns") < SHORT_NS
+    return (pl.col("message_bytes") < SMALL_BYTES).fill_null(short)
+
+
+def small_kind(instances: pl.DataFrame, n_ranks: int) -> dict[str, Any] | None:
+    """Return what many small collectives per step cost; None if they are few, or short together.
+
+    Keys: ``collective`` (nearly all of them; empty if mixed), ``n`` per step and rank,
+    ``median_ns``, ``message_bytes`` (the largest), ``ns`` and ``frac``: exposed time of all ranks,
+    and its share of that of all collectives.
+    """
+    rows = instances.with_columns(EXPOSED_NS)
+    small = rows.filter(is_small(), ~alone(rows))
+    steps = rows["step"].drop_nulls().n_unique()
+    n, ns = small.height / n_ranks / max(steps, 1), int(small["exposed_ns"].sum())
+    whole = int(rows["exposed_ns"].sum())
+    if n < MANY or ns < _SOME * whole:
+        return None
+    sums = small.group_by("collective").agg(pl.col("exposed_ns").sum())
+    top = columns.largest_first(sums, "exposed_ns", "collective").row(0, named=True)
+    return {
+        "collective": top["collective"] if top["exposed_ns"] >= (1 - _SOME) * ns else "",
+        "n": round(n),
+        "median_ns": small.select(pl.col("duration_ns").median().cast(pl.Int64)).item(),
+        "message_bytes": small["message_bytes"].max(),
+        "ns": ns,
+        "frac": ns / max(whole, 1),
+    }
+
+
+#: Time of a collective without the wait for the last rank, and without compute at the same time.
+EXPOSED_NS = (
+    pl.col("duration_ns") - sum(pl.col(n).fill_null(0) for n in ("wait_ns", "compute_ns"))
+).clip(0).alias("exposed_ns")  # fmt: skip
+
+
+def small_name(small: Mapping[str, Any]) -> str:
+    """Return what :func:`small_kind` describes: ``small broadcast calls``."""
+    return f"small {small['collective']} calls" if small["collective"] else "small collectives"
+
+
+#: A pair of ranks whose fastest transfer takes so many times those of other pairs has a slow link.
+_SLOW_PAIR = 4
+
+
+def slow_pair(instances: pl.DataFrame, n_ranks: int) -> tuple[str, int] | None:
+    """Return a sentence on a pair with a slow link, and what its transfers cost all GPUs.
+
+    The wait for the partner makes transfers longer, so that the fastest one of a pair is compared.
+    """
+    kind, time = ["collective", "message_bytes", "link"], pl.col("duration_ns")
+    pairs = instances.filter(pl.col("group_size") == 2).group_by(*kind, "group_ranks", "group")
+    fastest = pairs.agg(time.min(), n=pl.len()).drop_nulls(["message_bytes", "group_ranks"])
+    usual = fastest.with_columns(usual=time.median().over(kind), pairs=pl.len().over(kind))
+    slow = usual.filter(pl.col("pairs") > 2, time >= _SLOW_PAIR * pl.col("usual"))
+    if slow.is_empty():
+        return None
+    row = slow.sort("duration_ns", "group_ranks").row(-1, named=True)
+    text = (
+        f"A {row['collective']} of {format_bytes(row['message_bytes'])} between the ranks "
+        f"{row['group_ranks']} takes at least {format_ns(row['duration_ns'])}, "
+        f"{row['duration_ns'] / row['usual']:.3g} times that of other pairs. "
+    )
+    excess = row["n"] * (row["duration_ns"] - row["usual"]) / 2
+    return text, round(excess * n_ranks)
+
+
+#: Fewer steps may have an outlier at the same place by chance; the share of steps, of outliers.
+_MANY_STEPS, _NEARLY_ALL = 3, 0.8
+
+
+def place_in_steps(instances: pl.DataFrame, outliers: pl.DataFrame) -> int | None:
+    """Return the place in the step at which nearly each step has an outlier; None otherwise.
+
+    A rank that waits at the same place of each step waits for others, not for a busy network.
+    """
+    order = ["group", "collective"]
+    placed = instances.drop_nulls("step").sort("at_ns", "id")
+    placed = placed.with_columns(place=pl.int_range(pl.len()).over("step", *order))
+    of_outliers = placed.filter(pl.col("id").is_in(outliers["id"].implode()))
+    steps = placed["step"].n_unique()
+    most = columns.largest_first(
+        of_outliers.group_by("place").agg(n=pl.col("step").n_unique()), "n", "place"
+    )
+    if steps < _MANY_STEPS or most.is_empty() or most["n"][0] < _NEARLY_ALL * steps:
+        return None
+    if most["n"][0] < _NEARLY_ALL * outliers.height:
+        return None
+    return int(most["place"][0])
 
 
 #: The first collective of a group is its set-up if it takes this many times as long as usual.

@@ -11,7 +11,13 @@ from traceanalyzer.analyzers.comm_outliers import By, arrivals, chains, pipeline
 from traceanalyzer.analyzers.comm_outliers.activity import divide, labels
 from traceanalyzer.analyzers.comm_outliers.arrivals import Window
 from traceanalyzer.analyzers.comm_outliers.experts import NO_EXPERTS, UNEQUAL, Experts
-from traceanalyzer.analyzers.comm_outliers.outliers import GROUP, NETWORK, alone
+from traceanalyzer.analyzers.comm_outliers.outliers import (
+    GROUP,
+    NETWORK,
+    alone,
+    small_kind,
+    small_name,
+)
 from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.display import at_start, sentences
 from traceanalyzer.analyzers.common.kernel_names import function
@@ -45,12 +51,6 @@ SLOW_LINK_FRAC = 0.25
 
 #: Share of the ranks of process groups from which on wait time is known.
 _ALL_RANKS = 0.9
-
-#: Smaller collectives, or shorter ones of unknown size, are latency-bound.
-SMALL_BYTES, SHORT_NS = 2**20, 50_000
-
-#: Small collectives per step and rank that are reported.
-MANY = 50
 
 #: From this share one time explains another.
 _MOST = 0.5
@@ -769,35 +769,31 @@ def _group_text(result: CommOutliers, group: str | None) -> str:
 
 def small_collectives(result: CommOutliers, *, advise: bool = True) -> str:
     """Report many small collectives per step, with advice or not; empty if there are few."""
-    small = result.instances.filter(_is_small(), ~alone(result.instances))
-    steps = result.instances["step"].drop_nulls().n_unique()
-    per_step = small.height / result.totals.n_ranks / max(steps, 1)
-    if per_step < MANY or 2 * small.height < result.totals.n_events:
+    if (small := small_kind(result.instances, result.totals.n_ranks)) is None:
         return ""
-    median = small.select(pl.col("duration_ns").median().cast(pl.Int64)).item()
-    often = "per step and rank" if steps else "per rank"
+    often = "per step and rank" if result.instances["step"].is_not_null().any() else "per rank"
+    cost = f"{format_frac(small['frac'])} of exposed communication"
     return (
-        f"{round(per_step):,} small collectives {often} take {format_ns(median)} each (median): "
-        f"latency dominates{f', {fewer_collectives(result)}' if advise else ''}."
+        f"{small['n']:,} {small_name(small)} {often} take {format_ns(small['median_ns'])} each "
+        f"(median): {'latency dominates' if small['frac'] >= _MOST else cost}"
+        f"{f', {fewer_collectives(result, small)}' if advise else ''}."
     )
 
 
-#: Advice for many small collectives: in steps, and without.
-FEWER = (
-    "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)",
-    "fuse them with other kernels, or coalesce the calls",
-)
+#: Advice for many small collectives: in steps by kind, otherwise in steps, and without.
+FEWER = {
+    "broadcast": "copy the tensors into one flat buffer and broadcast that; if they are buffers of "
+    "a model in DistributedDataParallel (running statistics), use broadcast_buffers=False",
+    "steps": "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)",
+    "": "fuse them with other kernels, or coalesce the calls",
+}
 
 
-def fewer_collectives(result: CommOutliers) -> str:
+def fewer_collectives(result: CommOutliers, small: Mapping[str, Any]) -> str:
     """Return advice for many small collectives, as a clause."""
-    return FEWER[not result.instances["step"].is_not_null().any()]
-
-
-def _is_small() -> pl.Expr:
-    """Return whether a collective is small by message size, or by duration without a size."""
-    short = pl.col("duration_ns") < SHORT_NS
-    return (pl.col("message_bytes") < SMALL_BYTES).fill_null(short)
+    if result.instances["step"].is_null().all():
+        return FEWER[""]
+    return FEWER.get(small["collective"], FEWER["steps"])
 
 
 # --- parts of sentences --------------------------------------------------------------------
