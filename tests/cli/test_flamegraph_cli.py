@@ -36,6 +36,7 @@ def test_svg_is_written_to_the_current_folder(run_cli, raw, tmp_path):
     done = run_cli("flamegraph", raw, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
     check_wording(done.stderr)
+    assert max(map(len, done.stderr.splitlines())) <= 100
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["run.raw.svg"]
     ET.fromstring((tmp_path / "run.raw.svg").read_text())  # noqa: S314 - trusted
 

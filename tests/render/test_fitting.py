@@ -25,6 +25,22 @@ def test_shared_parts_are_cut(width):
     assert max(map(len, short)) <= width
 
 
+def test_names_with_groups_of_similar_ones_stay_different():
+    """The first difference to all others is not the one to the most similar name."""
+    begin = "void at::native::vectorized_elementwise_kernel<4, at::native::"
+    names = [f"{begin}{one}" for one in (
+        "CUDAFunctor_add<float>, std::array<char*, 3ul> >(int, float)",
+        "CUDAFunctor_add<float>, std::array<char*, 3ul> >(int, half)",
+        "CUDAFunctor_add<double>, std::array<char*, 3ul> >(int, half)",
+        "FillFunctor<float>, std::array<char*, 3ul> >(int, half)",
+    )]  # fmt: skip
+    names += [name.replace("native", "native_") for name in names]
+    for width in (14, 20, 30, 60):
+        short = shorten_all(names, width)
+        assert len({*short}) == len(names), width
+        assert max(map(len, short)) <= width
+
+
 def test_cut_keeps_what_distinguishes_names():
     assert all(
         kind in text

@@ -22,7 +22,7 @@ from traceanalyzer.analyzers.flamegraph import Options as FlameGraphOptions
 from traceanalyzer.analyzers.py_spy_report import Options as ReportOptions
 from traceanalyzer.analyzers.registry import ENTRIES
 from traceanalyzer.cli import output
-from traceanalyzer.cli.answering import FAILED, analyze, answer, inputs_of
+from traceanalyzer.cli.answering import FAILED, LINE, analyze, answer, inputs_of
 from traceanalyzer.cli.commands import analyzer_options
 from traceanalyzer.cli.options import (
     ALL,
@@ -268,7 +268,8 @@ def flamegraph(
     )
     writing.show(result)
     if writing.output not in (None, output.STDOUT) and not reading.quiet:
-        click.echo(prose(f"{writing.output}: {result.verdict}"), err=True)
+        text = prose(f"{writing.output}: {result.verdict}")
+        click.echo(click.wrap_text(text, LINE), err=True)
 
 
 def default_name(path: str, form: str) -> str:

@@ -42,6 +42,9 @@ _REMEDIES = {
     "long-line": "not read because it exceeds 64 KiB, remove other output from it",
 }
 
+#: Characters of a line on stderr.
+LINE = 100
+
 #: Delay before a progress bar appears, and between two updates.
 DELAY_SECONDS = 1.0
 UPDATE_SECONDS = 0.1
@@ -91,8 +94,12 @@ def report(trace: Trace, *, quiet: bool) -> None:
     if any(issue["code"] == _DAMAGED for issue in printed):  # then the text is truncated, too
         printed = [issue for issue in printed if issue["code"] != _TRUNCATED]
     messages = [_message(issue) for issue in printed]
-    if messages and not quiet:
-        click.echo(prose(f"{trace.meta.path}: {'; '.join(messages)}"), err=True)
+    if quiet or not messages:
+        return
+    text = prose(f"{trace.meta.path}: {'; '.join(messages)}")
+    if len(messages) > 1 and len(text) > LINE:  # one line each
+        text = "\n  ".join(map(prose, [f"{trace.meta.path}:", *messages]))
+    click.echo(text, err=True)
 
 
 def inputs_of(paths: Sequence[str], *, quiet: bool) -> Sequence[str]:

@@ -158,8 +158,18 @@ def shorten_all(texts: Sequence[str], width: int) -> list[str]:
     brief = {text: _brief(text) if text in long else text for text in texts}
     if len({*brief.values()}) < len(brief):
         brief = {text: text for text in brief}
-    short = _without_common(list(dict.fromkeys(brief.values())), width)
+    short = _numbered(_without_common(list(dict.fromkeys(brief.values())), width), width)
     return [short[brief[text]] for text in texts]
+
+
+def _numbered(short: dict[str, str], width: int) -> dict[str, str]:
+    """Number equal texts, which differ in several places: ``...Functor_add... (2)``."""
+    so_far = Counter[str]()
+    for text, cut in short.items():
+        so_far[cut] += 1
+        if (n := so_far[cut]) > 1:
+            short[text] = f"{cut[: width - len(f' ({n})')]} ({n})"
+    return short
 
 
 def _within_limit(text: str) -> str:
@@ -184,13 +194,13 @@ def _brief(text: str) -> str:
 def _without_common(texts: Sequence[str], width: int) -> dict[str, str]:
     counts = Counter(word for text in texts for word in set(_WORD.findall(text)))
     short = {text: _cut(text, width, counts, len(texts)) for text in texts}
+    if len(texts) > 1 and len({*short.values()}) == 1:
+        short = {text: _around_difference(text, texts, width) for text in texts}
     equal = defaultdict(list)
     for text in texts:
         equal[short[text]].append(text)
     for same in equal.values():
-        if len(same) == len(texts) > 1:
-            return {text: _around_difference(text, texts, width) for text in texts}
-        if len(same) > 1:
+        if 1 < len(same) < len(texts):
             short |= _without_common(same, width)
     return short
 

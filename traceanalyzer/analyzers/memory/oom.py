@@ -461,18 +461,23 @@ def _request(row: dict[str, Any]) -> str:
     return f"{line} requested {'memory' if size is None else format_bytes(size)}"
 
 
+def _in_pool(row: dict[str, Any]) -> str:
+    """Return how much of the unused memory can serve a request, and its largest block."""
+    if not row["usable_bytes"]:
+        return ""
+    usable, largest = format_bytes(row["usable_bytes"]), format_bytes(row["largest_free_bytes"])
+    return f" ({usable} of it usable for this request, in blocks of at most {largest})"
+
+
 def _failure(row: dict[str, Any]) -> str:
     """State the request, the memory at the error, the cause and the fix."""
     free, reserved, unused = row["device_free_bytes"], row["reserved_bytes"], row["unused_bytes"]
     sizes = [
         f"{format_bytes(reserved)} reserved" if reserved is not None else "",
         f"{format_bytes(row['allocated_bytes'])} allocated",
-        f"{format_bytes(unused)} unused" if unused is not None else "",
+        f"{format_bytes(unused)} unused{_in_pool(row)}" if unused is not None else "",
         f"{format_bytes(free)} free on the device" if free is not None else "",
     ]
-    if row["usable_bytes"]:
-        usable, largest = format_bytes(row["usable_bytes"]), format_bytes(row["largest_free_bytes"])
-        sizes.append(f"{usable} usable for this request (largest free block {largest})")
     listed = ", ".join(one for one in sizes if one)
     return (
         f"{_request(row)}. At the error: {listed}. {oom_causes.sentence(row)} Try: {row['advice']}."
