@@ -51,11 +51,11 @@ def test_cost_of_a_straggler_is_the_sum_of_its_parts(shared: Path) -> None:
     found = ta.diagnose(shared / "data/chrome/kineto_ddp_cpu/ddp4")
     (one,) = (one for one in found.findings if one.id == "straggler")
     whole, counted = map(float, re.findall(r"([\d.]+) %", one.title))
-    (own_ms,) = (float(text.split()[0]) for text in one.evidence if "itself" in text)
+    (direct_ms,) = (float(text.split()[0]) for text in one.evidence if "itself" in text)
     assert one.cost_ns is not None
     assert one.cost_frac is not None
     assert 0 < counted < whole < 100 * one.cost_frac
-    direct_frac = own_ms * MS / one.cost_ns * one.cost_frac
+    direct_frac = direct_ms * MS / one.cost_ns * one.cost_frac
     assert counted / 100 + direct_frac == pytest.approx(one.cost_frac, abs=0.001)
 
 
