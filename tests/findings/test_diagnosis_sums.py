@@ -256,7 +256,7 @@ def test_advice_on_small_collectives_fits_what_issues_them(
         (6, BROADCAST, False, ""),
     ],
 )
-def test_small_collectives_beside_large_ones(
+def test_small_collectives_among_large_ones(
     times: int, kernel: str, part: str, *, hidden: bool
 ) -> None:
     """Small ones are named if they have a part of the exposed time; advice on buckets is not."""

@@ -289,7 +289,7 @@ def _exposed_communication(result: Overlap, answers: Answers) -> Iterator[Measur
         remedy, most = f"{pair[0]}{answers.program.slow_link}", pair[1]
     in_small, of_small = "", ""
     if by_time is not None and small is not None and not are_most:
-        in_small, of_small = _beside(answers, by_time, small)
+        in_small, of_small = _with_large(answers, by_time, small)
     yield Measured(
         title=f"Communication{_where(answers)} is not overlapped with compute: "
         f"{time.share(total)}{in_small}{wait}.",
@@ -315,7 +315,7 @@ def _small(comm: CommOutliers | None) -> tuple[dict[str, Any] | None, bool]:
     return small, small is not None and small["frac"] >= _MOSTLY
 
 
-def _beside(answers: Answers, comm: CommOutliers, small: Mapping[str, Any]) -> tuple[str, str]:
+def _with_large(answers: Answers, comm: CommOutliers, small: Mapping[str, Any]) -> tuple[str, str]:
     """Return a phrase on small collectives beside larger ones, and advice for them."""
     kind = small["collective"]
     of_kind = pl.col("collective") == kind if kind else pl.lit(value=True)
