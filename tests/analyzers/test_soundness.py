@@ -15,7 +15,8 @@ import pytest
 
 import traceanalyzer as ta
 from traceanalyzer import vocabulary as words
-from traceanalyzer.analyzers.common.soundness import CODES
+from traceanalyzer.analyzers.common.soundness import CODES, problems as problems_of, repaired
+from traceanalyzer.trace import from_rows
 from traceanalyzer.vocabulary import DEVICE_WORK
 
 #: Microseconds in the absolute time of the files.
@@ -666,9 +667,58 @@ def test_ids_that_many_calls_share_link_nothing(tmp_path: Path, period: int, kep
     path = write(tmp_path / "a.json", events)
     ids = ta.read(path).events.filter(kind="kernel")["correlation"]
     assert (ids.null_count() == 0, ids.null_count() == ids.len()) == (kept, not kept)
+    assert problems(path) == ({} if kept else {words.UNLINKED_WORK: 100})
     if not kept:
         assert ta.steps(path).sums["median_ns"] == pytest.approx(2_500_000, rel=0.02)
         assert ta.diagnose(path).findings == ta.diagnose(_without_ids(tmp_path)).findings
+
+
+def test_work_without_links_is_said_where_they_are_missing(tmp_path: Path) -> None:
+    """The launch calls were recorded: what lacks is the id of their kernels."""
+    linked, path = write(tmp_path / "a.json", training()), _without_ids(tmp_path)
+    assert problems(linked) == {}
+    assert problems(path) == {words.UNLINKED_WORK: 100}
+    late = {one.id: one.confidence for one in ta.diagnose(path).findings}
+    assert late == {"launch-bound": "low"}
+    for analysis in (ta.launches, ta.what_if):
+        analysis(linked)
+        with pytest.raises(ta.errors.MissingData, match="100 launch calls have no correlation id"):
+            analysis(path)
+
+
+def _of_processes(*ids: list[int], known: bool = True, queries: int = 0) -> ta.Trace:
+    """Return a trace of processes whose calls and kernels have these ids; queries have id 0."""
+    query = {"kind": "cuda_runtime", "name": "cudaEventQuery", "correlation": 0, "dur": 10}
+    rows: list[dict[str, Any]] = [query | {"ts": at, "pid": 1, "tid": 1} for at in range(queries)]
+    for pid, numbers in enumerate(ids, 1):
+        for place, number in enumerate(numbers):
+            one = {"ts": place * 1000, "dur": 100, "correlation": number, "pid": pid}
+            rows.append(one | {"kind": "cuda_runtime", "name": "cudaLaunchKernel", "tid": pid})
+            rows.append(one | {"kind": "kernel", "name": "k", "ts": place * 1000 + 200, "device": 0,
+                               "stream": 7, "pid": pid if known else None})  # fmt: skip
+    return from_rows(ta.Meta("a.sqlite", words.NSYS), rows)
+
+
+@pytest.mark.parametrize(("known", "kept"), [(True, 50), (False, 49)])
+def test_a_shared_id_is_of_its_process(*, known: bool, kept: int) -> None:
+    """Kernels of the other process keep their ids, also 0, if it is known whose they are."""
+    trace = repaired(_of_processes([0] * 50, list(range(50)), known=known))
+    links = trace.events.group_by("kind", "pid").agg(pl.col("correlation").count())
+    counts = {(kind, pid): n for kind, pid, n in links.iter_rows()}
+    assert counts.pop(("cuda_runtime", 1)) == 0
+    assert counts.pop(("cuda_runtime", 2)) == 50
+    assert sum(counts.values()) == kept
+    issue = trace.issues.filter(code=words.UNLINKED_WORK).row(0, named=True)
+    assert issue["count"] == 50
+    assert f"{100 - kept} of 100 kernels" in issue["first"]
+    assert not [one for one in problems_of(trace) if one[1] == words.MISSING_KERNELS]
+
+
+def test_few_kernels_with_a_shared_id_are_no_problem() -> None:
+    """Calls that launch nothing may have no id of their own."""
+    trace = repaired(_of_processes(list(range(1, 101)), queries=40))
+    assert trace.issues.is_empty()
+    assert trace.events.filter(kind="kernel")["correlation"].null_count() == 0
 
 
 def _without_ids(folder: Path) -> Path:

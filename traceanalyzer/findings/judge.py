@@ -422,11 +422,14 @@ _MOSTLY = 0.3
 _CONFIDENCES = get_args(Confidence)
 #: Findings that depend on when devices are idle, on the durations of kernels, on equal ranks.
 _IDLE, _DURATIONS = frozenset(IDLE_RULES.values()), {"throttled-steps", "slow-gpu", "uneven-steps"}
+#: Findings that depend on when the work after a gap was launched.
+_BY_LAUNCHES = {"launch-bound", "device-wait", "short-gaps"}
 _RANKS = {"straggler", "slow-gpu", "collective-outliers", "slow-collectives"}
 #: The highest confidence of findings that a problem of the recording affects.
 _LIMITS: Mapping[str, tuple[Confidence, Collection[str]]] = {
     vocabulary.DEVICE_CLOCK: ("medium", _IDLE),
     vocabulary.MISSING_KERNELS: ("low", _IDLE),
+    vocabulary.UNLINKED_WORK: ("low", _BY_LAUNCHES),
     vocabulary.IMPOSSIBLE_TIMES: ("medium", _DURATIONS),
     vocabulary.RECORDINGS_APART: ("medium", _RANKS),
     vocabulary.SAME_RANK: ("low", _RANKS),

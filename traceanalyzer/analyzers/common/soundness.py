@@ -6,7 +6,7 @@ read, so that every analysis is right; :func:`problems` finds what needs all eve
 and :func:`between` compares the recordings of several ranks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,15 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.names import matching, named
 from traceanalyzer.frames import intervals
 from traceanalyzer.frames.numbering import numbered
-from traceanalyzer.trace import Issue, Trace, is_truncated, issue_rows, of_kinds, sort_events
+from traceanalyzer.trace import (
+    Issue,
+    Trace,
+    is_truncated,
+    issue_rows,
+    of_kinds,
+    record_hint,
+    sort_events,
+)
 from traceanalyzer.units import NS_PER_S, format_count, format_ns, format_ranges
 
 #: (severity, code, count, text).
@@ -47,8 +55,9 @@ _UPDATE = "update the GPU driver and the profiler if there are many"
 #: Codes of the problems of recordings, most important first.
 CODES = (
     words.FAILED_CALLS, words.NO_GPU_WORK, words.IMPOSSIBLE_TIMES, words.DEVICE_CLOCK,
-    words.MISSING_KERNELS, words.SAME_RANK, words.UNTRACED_PROCESSES, words.RECORDINGS_APART,
-    words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS, words.SHARED_DEVICE, words.READY_LATE,
+    words.MISSING_KERNELS, words.UNLINKED_WORK, words.SAME_RANK, words.UNTRACED_PROCESSES,
+    words.RECORDINGS_APART, words.NO_CACHING_ALLOCATOR, words.GRAPH_GAPS, words.SHARED_DEVICE,
+    words.READY_LATE,
 )  # fmt: skip
 
 
@@ -85,18 +94,64 @@ _SHARED = 16
 
 
 def _without_shared_ids(trace: Trace) -> Trace:
-    """Return the trace without correlation ids that many calls share, for example 0 for all."""
-    calls = trace.events[["kind", "rank", "pid", "correlation"]]
-    calls = calls.filter(of_kinds(words.LAUNCH_KINDS), pl.col("correlation").is_not_null())
+    """Return the trace without correlation ids that many calls share, for example 0 for all.
+
+    Ids are of a process. Work without a process may be of any that has its id.
+    """
+    keys = ["rank", "pid", "correlation"]
+    rows = trace.events[["kind", *keys]]
+    calls = rows.filter(of_kinds(words.LAUNCH_KINDS), pl.col("correlation").is_not_null())
     if calls["correlation"].n_unique() > calls.height - _SHARED + 1:
         return trace
-    counts = calls.group_by("rank", "pid", "correlation").len()
-    shared = counts.filter(pl.col("len") >= _SHARED)["correlation"].unique()
+    shared = calls.group_by(keys).agg(calls=pl.len()).filter(pl.col("calls") >= _SHARED)
     if shared.is_empty():
         return trace
-    links = ~pl.col("correlation").is_in(shared.implode())
-    events = trace.events.with_columns(pl.when(links).then("correlation"))
-    return replace(trace, events=events)
+    dropped = pl.concat([shared, shared.with_columns(pid=pl.lit(None, pl.Int64))])[keys]
+    match = dropped.unique().with_columns(shared=pl.lit(value=True))
+    rows = rows.join(match, on=keys, how="left", nulls_equal=True, maintain_order="left")
+    events = trace.events.with_columns(pl.when(rows["shared"].is_null()).then("correlation"))
+    work = rows.filter(of_kinds(words.DEVICE_WORK))
+    lost = work["shared"].count()
+    trace = replace(trace, events=events)
+    if lost < max(_MISSING, _MISSING_FRAC * work.height):
+        return trace
+    ids, count = shared["correlation"].unique(), int(shared["calls"].sum())
+    what = f"correlation id {ids[0]}" if ids.len() == 1 else f"{ids.len():,} correlation ids"
+    text = f"{count:,} API calls share {what}, so {lost:,} of {work.height:,} kernels and copies "
+    text += f"cannot be linked to their launch calls; {_LINK}"
+    return _noted(trace, ("notice", words.UNLINKED_WORK, count, text))
+
+
+_LINK = "update the profiler, and use the file as the profiler wrote it"
+
+
+def _without_links(trace: Trace) -> Iterator[Issue]:
+    """Yield that launch calls and kernels were recorded, but no id is both in a call and a kernel.
+
+    Nothing if ids that many calls share were dropped: this is an issue already.
+    """
+    if trace.issues["code"].eq(words.UNLINKED_WORK).any():
+        return
+    calls = _kernel_launches(trace)["correlation"]
+    work = trace.events[["kind", "correlation"]].filter(of_kinds(words.DEVICE_WORK))["correlation"]
+    if min(calls.len(), work.len()) >= _MISSING and not calls.is_in(work.implode()).any():
+        text = f"{calls.len():,} launch calls have no correlation id in common with {work.len():,} "
+        text += f"kernels and copies, so these cannot be linked to their launch calls; {_LINK}"
+        yield "notice", words.UNLINKED_WORK, calls.len(), text
+
+
+def unlinked(trace: Trace) -> str | None:
+    """Return why device work cannot be linked to the launch calls that were recorded, if so."""
+    noted = trace.issues.filter(code=words.UNLINKED_WORK)["first"].to_list()
+    return next(iter(noted or [text for *_, text in _without_links(trace)]), None)
+
+
+def hints(trace: Trace, kinds: Iterable[str], *, linked: bool) -> dict[str, str]:
+    """Return how to record missing data of these kinds; ``linked``: work has launch calls."""
+    texts = {kind: record_hint(trace.meta, kind) for kind in kinds}
+    if not linked and (problem := unlinked(trace)):
+        texts["device work"] = problem.partition("; ")[2]
+    return texts
 
 
 def _work(trace: Trace) -> pl.DataFrame:
@@ -437,7 +492,7 @@ def _untimed_kernels(trace: Trace) -> Iterator[Issue]:
 
 def _missing_kernels(trace: Trace) -> Iterator[Issue]:
     """Yield kernels that were launched and are not recorded, by their place in the recording."""
-    calls = _kernel_launches(trace)
+    calls = _kernel_launches(trace).drop_nulls("correlation")
     is_work = of_kinds(words.DEVICE_WORK)
     known = trace.events[["kind", "correlation"]].filter(is_work)["correlation"].drop_nulls()
     linked = calls["correlation"].is_in(known.unique().implode()).fill_null(value=False)
@@ -479,6 +534,7 @@ def problems(trace: Trace) -> list[Issue]:
     """
     found = (
         _missing_kernels,
+        _without_links,
         _untimed_kernels,
         _no_caching_allocator,
         _several_processes,

@@ -287,7 +287,7 @@ def take(trace: Trace, options: Options) -> Excerpt:
         code_loading=code_loading,
         captures=prepared(captures(slices, trace.names), slices),
         others=_of_others(trace, threads),
-        hints={what: record_hint(trace.meta, what) for what in _MAY_LACK},
+        hints=soundness.hints(trace, _MAY_LACK, linked=launched.height > 0),
         by_device=take(trace, replace(options, by="device")) if by_process else None,
     )
 

@@ -11,7 +11,14 @@ import numpy as np
 import polars as pl
 
 from traceanalyzer.analyzers.base import Analyzer, Needs, Reading
-from traceanalyzer.analyzers.common import clocks, device_steps, device_work, host_code, step_marks
+from traceanalyzer.analyzers.common import (
+    clocks,
+    device_steps,
+    device_work,
+    host_code,
+    soundness,
+    step_marks,
+)
 from traceanalyzer.analyzers.common.columns import grouped, joined, ratio
 from traceanalyzer.analyzers.common.display import places
 from traceanalyzer.analyzers.common.gpu_api import Api, api_of, joined_api
@@ -121,9 +128,8 @@ def take(trace: Trace, options: Options) -> Excerpt:
         trace.require(*DEVICE_WORK)
     if work["launch"].null_count() == work.height:
         hint = record_hint(trace.meta, "device work")
-        raise MissingData(
-            f"{trace.meta.path}: no launch calls were recorded for the device work; {hint}"
-        )
+        missing = f"no launch calls were recorded for the device work; {hint}"
+        raise MissingData(f"{trace.meta.path}: {soundness.unlinked(trace) or missing}")
     calls, runtime = trace.kept(launching.launch_calls(work)), launching.runtime_calls(trace)
     waits, after_last = launch_bound.synchronising_calls(runtime, work, trace.names)
     work = work.drop("launch_pid", "launch_tid", "launch_name", "launch_start", "stream_free")

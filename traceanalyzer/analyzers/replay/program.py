@@ -16,7 +16,7 @@ import polars as pl
 from traceanalyzer.analyzers.base import AnalyzerOptions, Needs
 from traceanalyzer.analyzers.comm_outliers.collectives import communication
 from traceanalyzer.analyzers.comm_outliers.pipelines import POINT_TO_POINT_NAME
-from traceanalyzer.analyzers.common import clocks, device_steps, step_marks
+from traceanalyzer.analyzers.common import clocks, device_steps, soundness, step_marks
 from traceanalyzer.analyzers.common.device_work import launched_work
 from traceanalyzer.analyzers.common.host_code import THREAD, places_of, running, slices
 from traceanalyzer.analyzers.common.launching import first_launches, launch_rows
@@ -260,11 +260,11 @@ def _of_host(trace: Trace) -> Program:
 def _require_launches(trace: Trace, launched_by: nesting.Rows) -> None:
     count, missing = launched_by.size, int((launched_by == nesting.ROOT).sum())
     if missing > MOST_MISSING * count:
-        raise MissingData(
-            f"{trace.meta.path}: the launch calls of {missing:,} of {count:,} kernels and copies "
-            "were not recorded, so it is not known what they waited for; "
-            + record_hint(trace.meta, "device work")
+        problem = soundness.unlinked(trace) or (
+            f"the launch calls of {missing:,} of {count:,} kernels and copies were not recorded, "
+            f"so it is not known what they waited for; {record_hint(trace.meta, 'device work')}"
         )
+        raise MissingData(f"{trace.meta.path}: {problem}")
 
 
 def _apart(names: list[str | None]) -> bool:
