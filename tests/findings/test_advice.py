@@ -189,6 +189,21 @@ def test_collectives_of_objects_are_replaced_by_one_tensor(name: str) -> None:
     assert ("one tensor" in one.advice) == ("object" in name)
 
 
+@pytest.mark.parametrize("name", ["all_gather_object", "all_gather"])
+def test_pickling_of_a_collective_of_objects_is_of_the_collective(name: str) -> None:
+    """The innermost frame is ``load`` of pickle, also while the host waits before it."""
+
+    def between(at: int) -> Rows:
+        frames = ("train.py(44): log", f"torch/distributed/distributed_c10d.py(2900): {name}")
+        load = host("python_function", "<built-in method load of _pickle.Unpickler object>",
+                    (at + 5) * US, 470 * US)  # fmt: skip
+        return [*python(*frames)(at), load]
+
+    one = first(loop(between), "host-code")
+    assert (causes.NO_OBJECTS in one.advice) == ("object" in name)
+    assert ("host runs all_gather_object" in one.title) == ("object" in name)
+
+
 @pytest.mark.parametrize(("copied", "part"), [(True, ".item()"), (False, "torch.cuda.synchronize")])
 def test_waits_after_a_copy_to_the_host_read_numbers(copied: bool, part: str) -> None:
     """In a recording of nsys, no operator says so."""

@@ -11,7 +11,7 @@ from traceanalyzer.analyzers.common.columns import largest_first
 from traceanalyzer.analyzers.common.device_work import MEMORY
 from traceanalyzer.analyzers.common.names import called_in, launched_by
 from traceanalyzer.analyzers.gpu_idle.activities import GPU_AWARE, OF_PROVIDER
-from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, PEER
+from traceanalyzer.analyzers.gpu_idle.causes import HOST_CODE, NO_OBJECTS, PEER, SENDS_OBJECTS
 from traceanalyzer.analyzers.gpu_idle.result import GpuIdle
 from traceanalyzer.analyzers.kernels.result import Kernels
 from traceanalyzer.analyzers.overlap.result import Overlap
@@ -296,6 +296,7 @@ _OF_PLACE = {
     r"accelerate[/\\]hooks|set_module_tensor_to_device|group_offload": _OFFLOADED,
     r"swap_(?:blocks|out|in)\b": _SWAPPED,
     "CUDAGraphTree": _GRAPH_INPUTS,
+    SENDS_OBJECTS: NO_OBJECTS.removesuffix("."),
 }
 
 

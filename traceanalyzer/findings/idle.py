@@ -406,7 +406,7 @@ _MAKE_ONCE = (
 def _without_wait(cause: str, result: GpuIdle, answers: Answers) -> str:
     """Return advice to let the host run ahead, if it waits for the device before this cause."""
     one = result.activity(cause)
-    reads = f"grad_scaler|(?:{activities.OFFLOADED})"
+    reads = f"grad_scaler|(?:{activities.OFFLOADED})|{causes.SENDS_OBJECTS}"
     names_it = cause == causes.HOST_CODE and bool(re.search(reads, f"{one.place} {one.called}"))
     names_it |= cause == causes.DATALOADING and 2 * answers.free_of_loader < 1  # it is the limit
     searched = cause in _OF_HOST and not names_it

@@ -339,7 +339,7 @@ def of_waits(result: GpuIdle, answers: Answers) -> str:
     """
     launches, frame = answers.of(Launches), result.waited["frame"]
     if "_object" in (answers.place(causes.SYNCHRONISATION).get("called") or ""):
-        return _TEXTS["of_objects"]
+        return causes.NO_OBJECTS
     code = called_at(result, answers) or frame
     if launches is None or not re.search(f"{OF_A_BATCH}|{_LENGTHS}", code):
         return ""

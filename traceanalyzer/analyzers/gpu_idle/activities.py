@@ -115,7 +115,8 @@ class Activity:
     @property
     def wait(self) -> str | None:
         """What the thread waits for; None if it does something."""
-        return wait_of(self.place) if self.place else None
+        is_work = not self.place or re.search(causes.SENDS_OBJECTS, self.place)
+        return None if is_work else wait_of(self.place)
 
     @property
     def part(self) -> str:
@@ -784,6 +785,7 @@ _OF_NAME = {
     causes.TRACES: _RETRACING,
     FALLBACK: _NO_FALLBACK,
     OFFLOADED: _LESS_OFFLOAD,
+    causes.SENDS_OBJECTS: causes.NO_OBJECTS,
     _OF_PME: _PME_ON_GPU,
     _OF_LAYERS: _MORE_LAYERS,
     re.escape(ON_CPU): OF_PROVIDER,

@@ -319,6 +319,16 @@ PINS = (
     "{place} copies to pinned memory on the main thread: DataLoader(pin_memory=True) does so in a "
     "thread of its own; or copy into a pinned buffer that is kept."
 )
+#: Collectives of Python objects.
+SENDS_OBJECTS = (
+    r"torch[/\\]distributed[/\\]distributed_c10d\.py(?:\(\d+\))?: [a-z]\w+_object(?:_list)?\b"
+)
+#: Advice for them.
+NO_OBJECTS = (
+    "Collectives of Python objects pickle them, copy them to the GPU and back, and wait for their "
+    "sizes first: collect the numbers in one tensor and send that (all_reduce, all_gather), only "
+    "in the steps that log them, or use a process group of gloo."
+)
 #: Advice for functions of TensorFlow that call Python.
 NO_PY_FUNCTION = (
     "tf.py_function and tf.numpy_function call Python from the graph, which waits for it: use "

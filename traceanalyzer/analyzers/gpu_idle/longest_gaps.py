@@ -17,6 +17,7 @@ from traceanalyzer.analyzers.gpu_idle.causes import (
     MAKES_CODE,
     PROFILER,
     SAVING,
+    SENDS_OBJECTS,
     SHORT_GAP,
 )
 from traceanalyzer.analyzers.gpu_idle.host import Excerpt, belongs
@@ -174,7 +175,8 @@ def _on_host(middle: pl.DataFrame, excerpt: Excerpt, libraries: Sequence[str]) -
     launches = intervals.overlap_with(ranges, works, ["thread"])["overlap"] > 0
     python = around.filter(pl.col("kind") == "python_function")
     python = python.with_columns(is_own_code=belongs(python["name"], libraries))
-    whole = (named(around, names) for names in ([*WAITS_AROUND, *MAKES_CODE], [_TAKES]))
+    outer = [*WAITS_AROUND, *MAKES_CODE, SENDS_OBJECTS]
+    whole = (named(around, names) for names in (outer, [_TAKES]))
     slices = {
         "host_event": around.filter(pl.col("kind") != "python_function"),
         "python": python,
