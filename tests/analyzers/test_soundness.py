@@ -673,7 +673,7 @@ def test_ids_that_many_calls_share_link_nothing(tmp_path: Path, period: int, kep
         assert ta.diagnose(path).findings == ta.diagnose(_without_ids(tmp_path)).findings
 
 
-def test_work_without_links_is_said_where_they_are_missing(tmp_path: Path) -> None:
+def test_work_without_links_is_named_where_launch_calls_are_missed(tmp_path: Path) -> None:
     """The launch calls were recorded: what lacks is the id of their kernels."""
     linked, path = write(tmp_path / "a.json", training()), _without_ids(tmp_path)
     assert problems(linked) == {}
