@@ -15,6 +15,7 @@ from wording import raises_wording
 from traceanalyzer import InputError, read, schema
 from traceanalyzer.parsers import registry
 from traceanalyzer.parsers.source import Source
+from traceanalyzer.trace import is_truncated
 
 FIXTURES = ROOT / "fixtures"
 OURS = sorted((FIXTURES / "py_spy").glob("*.raw.txt"))
@@ -169,6 +170,27 @@ def test_truncated_compressed_file_is_read_partially(tmp_path):
     assert trace.meta.rank == 3
     assert trace.issues["code"].to_list()[-1] == "damaged-file"
     assert 0 < trace.events["weight"].sum() < 50 * total(OURS[0])
+
+
+@pytest.mark.parametrize(
+    ("end", "issues"),
+    [
+        ("main (a.py:1);ste", [("truncated", 1)]),
+        ('process 1:"a', [("truncated", 1)]),
+        ("main (a.py:1);step (a.py:2) 3", []),
+        ("oops\nmain (a.py:1) 3", [("bad-line", 1)]),
+        ("oops\nmain (a", [("bad-line", 1), ("truncated", 1)]),
+        ("oops\n", [("bad-line", 1)]),
+    ],
+)
+def test_a_last_line_without_a_count_and_an_end_is_truncated(
+    tmp_path: Path, end: str, issues: list[tuple[str, int]]
+) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("main (a.py:1);step (a.py:2) 2\n" * 3 + end)
+    trace = read(path)
+    assert trace.issues.select("code", "count").rows() == issues
+    assert is_truncated(trace) == (("truncated", 1) in issues)
 
 
 def test_first_bad_line_is_reported(tmp_path):

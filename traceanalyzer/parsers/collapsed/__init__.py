@@ -57,10 +57,13 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     if foreign := text.foreign(head):
         raise MalformedInput(source.path, f"{foreign}, not text with stacks and counts")
     dialect = text.detect_dialect(head)
-    lines = Lines(dialect)
+    lines, chunk, bad = Lines(dialect), [b""], 0
     for chunk in text.chunks(source, progress):
+        bad = lines.bad
         lines.add(chunk)
     lines.add([], last=True)
+    # a last line without a line end is a chunk of its own
+    cut = lines.bad - bad if len(chunk) == 1 else 0
     if not lines.lengths:
         raise MalformedInput(
             source.path,
@@ -71,7 +74,7 @@ def parse(source: Source, selection: Selection, progress: Progress | None = None
     trace = Trace(
         sources=(_meta(source, rank, dialect.unit),),
         lanes=lanes_table(lines.lanes, rank),
-        issues=issue_rows(_issues(source, lines), rank),
+        issues=issue_rows(_issues(source, lines, cut), rank),
     )
     if kinds is not None and "sample" not in kinds:
         return trace
@@ -104,10 +107,11 @@ def _events(lines: Lines, tree: stacks.Tree, rank: int | None) -> pl.DataFrame:
     return sample_events(lines.lanes, lane_of, both, leaf, rank, category=category)
 
 
-def _issues(source: Source, lines: Lines) -> list[Issue]:
+def _issues(source: Source, lines: Lines, cut: int) -> list[Issue]:
     freed = "samples of freed memory: only allocations are counted"
     return [
-        ("data_loss", "bad-line", lines.bad, f"line {lines.first_bad}"),
+        ("data_loss", "bad-line", lines.bad - cut, f"line {lines.first_bad}"),
+        ("data_loss", "truncated", cut, f"line {lines.line - 1}"),
         ("notice", "freed-memory", lines.freed, freed),
         *source.issues,
     ]

@@ -72,6 +72,7 @@ class Lines:
         bad: number of lines that are not samples.
         first_bad: number of the first bad line, from 1.
         freed: number of lines that count freed memory, in Austin's memory mode.
+        line: number of the next line, from 1.
     """
 
     def __init__(self, dialect: Dialect) -> None:
@@ -86,7 +87,7 @@ class Lines:
         self.bad = 0
         self.first_bad: int | None = None
         self.freed = 0
-        self._line = 1  # number of the next line
+        self.line = 1
         self._waiting: list[bytes] = []
 
     def add(self, lines: list[bytes], *, last: bool = False) -> None:
@@ -117,7 +118,7 @@ class Lines:
         else:
             if batch:
                 self._take(batch, place, len(lines), dropped)
-        self._line += len(lines) - len(self._waiting)
+        self.line += len(lines) - len(self._waiting)
 
     def _batch(self, lines: list[bytes], last: bool) -> _Batch:
         """Process all lines as ordinary ones, and list the rows of the unusual ones."""
@@ -173,7 +174,7 @@ class Lines:
             self.freed += 1
         elif sample is None:
             self.bad += 1
-            self.first_bad = self.first_bad or self._line + row
+            self.first_bad = self.first_bad or self.line + row
         return used, sample
 
     def _add(self, stack: bytes, weights: list[float]) -> None:
