@@ -53,7 +53,9 @@ AFTER_LOADER = "Steps that wait for the data loader gain from it only once the l
 EXPOSED_ID = "exposed-communication"
 #: Rules about transfers that take too long; without them, the host takes as long for what it does.
 _TRANSFERS = {EXPOSED_ID, "collective-outliers", "slow-link", "slow-collectives"}
-#: The same, and about transfers that are not needed.
+#: Rules about transfers that the host may wait for without a call that shows it.
+_MAY_WAIT = {"slow-link", "slow-collectives"}
+#: Rules about transfers that take too long, and about those that are not needed.
 _OF_LINKS = {*_TRANSFERS, "repeated-reduction"}
 #: Rules about settings whose kernels and waits are gone without them.
 _SETTINGS = ("anomaly-detection", "kernel-tuning")
@@ -407,8 +409,14 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         # the host itself may take the time for the next batch, which workers would deliver earlier
         late = replay.waits_for_batches() / replay.whole_ns
         hidden = 0 < late < cost and 2 * frac < cost and one.id != _SLOWED[0]
+        hidden |= one.id in _MAY_WAIT and 2 * frac < min(cost, _if_host_waits(one, replay, time))
         return None if hidden or (unknown and frac < NO_GAIN) else frac
     return None
+
+
+def _if_host_waits(one: Finding, replay: Replay, time: DeviceTime) -> float:
+    """Return the gain of a shorter transfer if all that the host does meanwhile waits for it."""
+    return _share([replace(one, fix="with-others")], replay, time)
 
 
 def _change(one: Finding) -> str:

@@ -74,9 +74,9 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
     compared = _as_one_step(of_device.filter(pl.col("step").is_in([*fastest, worst])), worst)
     label = _OUTSIDE if fastest == [_OUTSIDE] else "the fastest steps"
     difference = compare(compared, "step", worst, f"in {label}")
-    if difference is None or difference.why != SLOW_GPU:
-        return
-    if difference.by_speed and not has_levels(every["speed"]):
+    if difference is not None and difference.by_speed and has_levels(every["speed"]):
+        difference = difference.of_gpu()
+    elif difference is None or difference.by_speed or difference.why != SLOW_GPU:
         return
     total, time = round(steps["over_ns"].sum()), answers.time
     alike = steps.filter(pl.col("step").is_in(slow["step"].implode())).group_by(DEVICE)

@@ -1,7 +1,7 @@
 """Differences between the kernels of one rank or step and those of the others."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -106,6 +106,10 @@ class Difference:
     attends: bool = False
     alone: str = ""
     by_speed: bool = False
+
+    def of_gpu(self) -> "Difference":
+        """Return the difference if the speeds of more steps show that it is the GPU."""
+        return replace(self, why=SLOW_GPU, text=self.text.replace(_OR_PADDED, _OF_GPU))
 
     def advice(self, clocks: str, gpu: str = _IN_STEPS, balance: str = _OF_STEPS) -> str:
         """Return advice by what shows clocks, for this GPU and this method to balance the work."""
@@ -346,7 +350,7 @@ def _by_gpu(
     of_parameters = pl.col("kernel").cast(pl.String).str.contains(_OF_PARAMETERS)
     each = kernels.filter(~of_parameters).drop_nulls("step").group_by("step")
     is_sure = some or has_levels(each.agg(pl.col("total_ns").sum())["total_ns"])
-    cause = "or other work on it" if is_sure else "other work on it, or larger padded inputs"
+    cause = _OF_GPU if is_sure else _OR_PADDED
     which = "some calls of all kernels" if some else "all kernels"
     text = (
         f"{which} but those of the optimizer take longer, {factor:.2f} times as long on average as "
@@ -356,6 +360,7 @@ def _by_gpu(
 
 
 _LONGEST = ("max_ns", "usual_max")
+_OF_GPU, _OR_PADDED = "or other work on it", "other work on it, or larger padded inputs"
 #: Fewer steps show no levels.
 _LEAST_STEPS = 5
 
