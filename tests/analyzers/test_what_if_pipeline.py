@@ -406,3 +406,16 @@ def test_a_job_without_stages_has_no_schedule(tmp_path: Path) -> None:
     assert usual_changes(tmp_path).pipeline is None
     with pytest.raises(ta.OptionError, match="not the stages of a pipeline"):
         ta.what_if(tmp_path, equal_stages=True)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 4])
+def test_equal_stages_launch_no_more_than_all_stages_do(layers: int, tmp_path: Path) -> None:
+    """The launches of a stage with few kernels are not those of a stage without any."""
+    job = new_job("pipeline", 5, 4, 3)
+    job.options.micro_batches, job.options.one_forward_one_backward = 8, True
+    job.options.layers = lambda rank, _: layers if rank == 3 else 2
+    write_kineto(job, simulate(job, train), tmp_path)
+    one = ta.what_if(tmp_path, equal_stages=True)
+    gain = one.changes["gain_ns"].item() / one.recorded_ns
+    assert (gain > 0.15) == (layers == 4)
+    assert -0.1 < gain < 0.5

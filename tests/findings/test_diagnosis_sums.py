@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from comm_traces import ALL_REDUCE, BROADCAST, MS, US, device, host, step, trace
+from comm_traces import ALL_REDUCE, BROADCAST, GEMM, MS, US, device, host, step, trace
 from diagnosing import diagnosis, finding
 
 import traceanalyzer as ta
@@ -245,6 +245,15 @@ def test_advice_on_small_collectives_fits_what_issues_them(
     assert part in one.advice
     assert one.fix == "fewer-calls"  # each advice has the host issue fewer of them
     assert ("larger buckets" in " ".join(one.evidence)) == (part == "larger buckets")
+
+
+def test_small_collectives_that_compute_hides_cost_nothing() -> None:
+    rows = [step(0, 0, 30 * MS), device(GEMM, 0, 29 * MS)]
+    of = {"dtype": "float", "group": "0", "group_size": 2, "stream": 20, "elements_in": 8}
+    rows += [device(ALL_REDUCE, MS + n * 61 * US, 60 * US, seq=n, **of) for n in range(60)]
+    result = ta.comm_outliers([trace(rows, rank, world_size=2) for rank in range(2)])
+    assert small_kind(result.instances, 2) is None
+    assert small_kind(result.instances.with_columns(compute_ns=pl.lit(0)), 2) is not None
 
 
 @pytest.mark.parametrize(

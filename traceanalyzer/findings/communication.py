@@ -19,6 +19,7 @@ from traceanalyzer.analyzers.comm_outliers.outliers import (
 )
 from traceanalyzer.analyzers.comm_outliers.result import (
     SLOW_LINK_FRAC,
+    VALUES_BYTES,
     CommOutliers,
     at_step,
     fewer_collectives,
@@ -316,7 +317,7 @@ def _small(comm: CommOutliers | None) -> tuple[dict[str, Any] | None, bool]:
 
 
 def _with_large(answers: Answers, comm: CommOutliers, small: Mapping[str, Any]) -> tuple[str, str]:
-    """Return a phrase on small collectives beside larger ones, and advice for them."""
+    """Return a phrase on small collectives among larger ones, and advice for them."""
     kind = small["collective"]
     of_kind = pl.col("collective") == kind if kind else pl.lit(value=True)
     rows = comm.instances.filter(of_kind, is_small())
@@ -326,8 +327,9 @@ def _with_large(answers: Answers, comm: CommOutliers, small: Mapping[str, Any]) 
     text = text or fewer_collectives(comm, small)
     what = f"{small['n']:,} {small_name(small)}"
     cost = answers.time.each_ns(small["ns"])
+    each = " per step" if answers.time.in_steps else " per GPU"
     return (
-        f", {format_ns(cost)} of it in {what} per step",
+        f", {format_ns(cost)} of it in {what}{each}",
         f" For the {what}: {text.rstrip('.')}.",
     )
 
@@ -459,15 +461,15 @@ def _of_name(place: Mapping[str, Any], kind: str) -> str:
     return _TEXTS["after_step"] if kind == "all_gather" and re.search(_OF_OPTIMIZER, name) else ""
 
 
-#: Bytes of a few numbers, and from how many sums of them per step on they are to be joined.
-_VALUES_BYTES, _MANY_VALUES = 64, 3
+#: From this many sums of few numbers per step on, they are to be joined.
+_MANY_VALUES = 3
 
 
 def _of_values(answers: Answers, comm: CommOutliers) -> str:
     """Return advice for sums of few numbers (norms, flags, scales of FP8); or empty."""
     size, n_steps = pl.col("message_bytes"), max(answers.time.windows.height, 1)
     is_sum = pl.col("collective") == "all_reduce"
-    rows = comm.groups.filter(is_sum, size.is_between(1, _VALUES_BYTES))
+    rows = comm.groups.filter(is_sum, size.is_between(1, VALUES_BYTES))
     few = rows["n"].sum() < _MANY_VALUES * n_steps
     if few or 2 * rows["exposed_ns"].sum() < comm.groups["exposed_ns"].sum():
         return ""

@@ -106,7 +106,7 @@ def _throttled_steps(result: Kernels, answers: Answers) -> Iterator[Measured]:
 
 
 def _is_in_turn(slow: pl.DataFrame, windows: pl.DataFrame) -> bool:
-    """Whether GPUs have more work in turn: one is slow in nearly each step, mostly another one.
+    """Whether GPUs have more work in turn: one is slow in most steps, mostly another one.
 
     A throttled GPU is slow in several steps in a row, and in other steps none is.
 
@@ -119,12 +119,12 @@ def _is_in_turn(slow: pl.DataFrame, windows: pl.DataFrame) -> bool:
     every = order.sort("start").join(gpus, on="step", how="left", maintain_order="left")
     one = every.filter(n=1)["gpu"]
     another = int((one != one.shift(1)).sum())
-    few = slow.n_unique(DEVICE) < _ROTATING or one.len() < _NEARLY_EACH * every.height
+    few = slow.n_unique(DEVICE) < _ROTATING or one.len() < _IN_MOST * every.height
     return not few and 2 * another >= one.len()
 
 
 #: So many GPUs are slow in turn, in at least this share of the steps.
-_ROTATING, _NEARLY_EACH = 3, 0.8
+_ROTATING, _IN_MOST = 3, 0.5
 
 #: Evidence about the other GPUs of a cost.
 OTHER_GPUS = "The cost includes that of {} slow in other steps, or less slow."

@@ -127,7 +127,7 @@ def small_kind(instances: pl.DataFrame, n_ranks: int) -> dict[str, Any] | None:
     steps = rows["step"].drop_nulls().n_unique()
     n, ns = small.height / n_ranks / max(steps, 1), int(small["exposed_ns"].sum())
     whole = int(rows["exposed_ns"].sum())
-    if n < MANY or ns < _SOME * whole:
+    if n < MANY or ns <= _SOME * whole:
         return None
     sums = small.group_by("collective").agg(pl.col("exposed_ns").sum())
     top = columns.largest_first(sums, "exposed_ns", "collective").row(0, named=True)

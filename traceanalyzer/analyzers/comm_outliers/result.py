@@ -784,16 +784,22 @@ def small_collectives(result: CommOutliers, *, advise: bool = True) -> str:
 FEWER = {
     "broadcast": "copy the tensors into one flat buffer and broadcast that; if they are buffers of "
     "a model in DistributedDataParallel (running statistics), use broadcast_buffers=False",
+    "values": "collect them in one tensor and send that once: so few bytes are single numbers",
     "steps": "use larger buckets (DDP bucket_cap_mb, larger FSDP units, coalesced calls)",
     "": "fuse them with other kernels, or coalesce the calls",
 }
+
+
+#: Messages of at most this size are single numbers: norms, flags, scales.
+VALUES_BYTES = 64
 
 
 def fewer_collectives(result: CommOutliers, small: Mapping[str, Any]) -> str:
     """Return advice for many small collectives, as a clause."""
     if result.instances["step"].is_null().all():
         return FEWER[""]
-    return FEWER.get(small["collective"], FEWER["steps"])
+    few = 0 < (small["message_bytes"] or 0) <= VALUES_BYTES
+    return FEWER.get(small["collective"], FEWER["values" if few else "steps"])
 
 
 # --- parts of sentences --------------------------------------------------------------------

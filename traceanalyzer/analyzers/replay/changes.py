@@ -604,7 +604,8 @@ def stages(job: Job) -> list[tuple[int, ...]]:
 def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
     """Scale all compute of each stage, so that it takes as long as in the mean stage.
 
-    Times of launches, and before kernels, become those of as many kernels as in the mean stage.
+    The calls that launch it take as long as for as many kernels as in the mean stage: those of
+    additional kernels are gone, and those of missing ones take the mean time of all stages.
     """
     ranks = stages(job)
     if not ranks:
@@ -612,19 +613,30 @@ def _with_equal_stages(job: Job, weights: Sequence[Weights]) -> list[Weights]:
     stage = [
         next((n for n, some in enumerate(ranks) if one.rank in some), -1) for one in job.programs
     ]
-    compute = [(one.work["work_kind"] == COMPUTE).to_numpy() for one in job.programs]
-    busy, kernels = np.zeros((2, len(ranks) + 1))  # the last ones: of ranks of no stage
-    for n, one, mine in zip(stage, weights, compute, strict=True):
-        busy[n] += one.duration[mine].sum()
-        kernels[n] += mine.sum()
-    factors, of_launches = (
-        np.append(sums[:-1].mean() / np.maximum(sums[:-1], 1), 1.0) for sums in (busy, kernels)
-    )
+    rows = [one.work["work_kind"] == COMPUTE for one in job.programs]
+    calls = [
+        _with_work(one.work, mine, one.calls.height)
+        for one, mine in zip(job.programs, rows, strict=True)
+    ]
+    each = [*zip(stage, weights, [mine.to_numpy() for mine in rows], calls, strict=True)]
+    # by stage, the last ones of ranks of no stage: kernels, compute, and time before and in calls
+    sums = np.zeros((3, len(ranks) + 1))
+    for n, one, mine, of_mine in each:
+        host = (one.launch + one.code + one.call)[of_mine].sum() + one.rest[mine].sum()
+        sums[:, n] += mine.sum(), one.duration[mine].sum(), host
+    kernels, busy, host = sums
+    means = sums[:, :-1].mean(1)
+    less = np.minimum(means[0] / np.maximum(kernels, 1), 1)
+    wanted = host * less + np.maximum(means[0] - kernels, 0) * means[2] / max(means[0], 1)
+    of_host = np.where(host > 0, wanted / np.maximum(host, 1), 1)
+    of_busy = means[1] / np.maximum(busy, 1)
+    of_host[-1] = of_busy[-1] = 1
     return [
         replace(
-            one, duration=one.duration * np.where(mine, factors[n], 1.0),
-            rest=one.rest * np.where(mine, of_launches[n], 1.0),
-            **{name: getattr(one, name) * of_launches[n] for name in ("launch", "code", "call")},
+            one, duration=one.duration * np.where(mine, of_busy[n], 1),
+            rest=one.rest * np.where(mine, of_host[n], 1),
+            **{name: getattr(one, name) * np.where(of_mine, of_host[n], 1)
+               for name in ("launch", "code", "call")},
         )
-        for n, one, mine in zip(stage, weights, compute, strict=True)
+        for n, one, mine, of_mine in each
     ]  # fmt: skip
