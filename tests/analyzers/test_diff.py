@@ -704,6 +704,12 @@ def test_formats_may_differ(tmp_path: Path) -> None:
     assert set(states(result)) == {"no change"}
 
 
+def test_collectives_known_by_their_kernels_are_no_recorded_operators() -> None:
+    """Without operators in one run, kernels pair by name and order; both have collectives."""
+    result = ta.diff(FIXTURES / "nccl_8ranks/rank0.json.gz", FIXTURES / "nsys/training.sqlite")
+    assert result.paired_frac > 0.4
+
+
 @pytest.mark.matrix
 def test_kineto_and_nsys_runs_are_compared_by_common_data() -> None:
     result = ta.diff(FIXTURES / "nccl_8ranks", FIXTURES / "nsys/training.sqlite")

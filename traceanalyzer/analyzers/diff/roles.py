@@ -323,7 +323,7 @@ def _product(sizes: Sequence[list[int]]) -> str | None:
 def pair(before: Units, after: Units) -> Pairing:
     """Pair the places of two runs."""
     sides = (_side(before), _side(after))
-    unlike = any(sides[0].operator) != any(sides[1].operator)
+    unlike = _has_operators(sides[0]) != _has_operators(sides[1])
     if unlike:  # only names are known in both
         sides = (_without_operators(sides[0]), _without_operators(sides[1]))
     is_same = _is_same_program(*sides)
@@ -337,6 +337,12 @@ def pair(before: Units, after: Units) -> Pairing:
         _join_named(roles)
     _join_optimizers(roles)
     return roles.pairing(is_same=is_same)
+
+
+def _has_operators(side: _Side) -> bool:
+    """Whether operators were recorded: collectives are known by their kernels, too."""
+    each = zip(side.operator, side.family, strict=True)
+    return any(name for name, family in each if family != COMMUNICATION)
 
 
 def _without_operators(side: _Side) -> _Side:
