@@ -230,7 +230,7 @@ def figures(files: list[Source]) -> Iterator[Figure]:
     missing = [name for name in CORE if name not in {source.name for source in files}]
     if missing:
         raise SystemExit(f"missing: {', '.join(missing)}")
-    yield Figure("code lines", code, 74_049)
+    yield Figure("code lines", code, 74_052)
     yield Figure("files", len(files), 343)
     yield Figure("rooms", len(rooms()), 18)
     yield Figure("entries of the import contract", contract_entries(), 15)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from comm_traces import GEMM, MS, US, device, host, step, trace
+from diagnosing import finding
 from wording import check_wording
 
 import traceanalyzer as ta
@@ -128,6 +129,25 @@ def test_without_steps_setup_is_most_of_the_time_in_a_few_calls(first_ms: int) -
     findings = ta.diagnose(trace(rows)).diagnosis
     (one,) = (one for one in findings if one.id == "memory-management")
     assert one.per.endswith("once") == (first_ms == 300)
+
+
+@pytest.mark.parametrize(("alloc_ms", "once"), [(300, True), (0, False)])
+def test_late_launches_within_the_gap_of_setup_are_setup(alloc_ms: int, *, once: bool) -> None:
+    """The rest of a gap in which memory is allocated, without steps; kernels ran before."""
+    rows, at = [], 0
+    for i in range(20):
+        alloc, late = (alloc_ms * MS, 100 * MS) if i == 10 else (0, 50 * US)
+        if alloc:
+            rows.append(host("cuda_runtime", "cudaMalloc", at, alloc))
+        launch = at + alloc
+        rows.append(host("cpu_op", "aten::conv2d", launch, late + 20 * US))
+        launch += late
+        rows.append(host("cuda_runtime", "cudaLaunchKernel", launch, 10 * US, correlation=i))
+        rows.append(device(GEMM, launch + 20 * US, MS, correlation=i))
+        at = launch + 20 * US + MS
+    one = finding("launch-bound", trace(rows))
+    assert one.cost_ns == pytest.approx(101 * MS, rel=0.02)
+    assert one.per.endswith("once") == once
 
 
 @pytest.mark.parametrize(("slow", "sets_up"), [((0,), True), ((0, 1, 2, 3, 4), False)])

@@ -409,14 +409,11 @@ def _gain_frac(one: Finding, replay: Replay, time: DeviceTime) -> float | None:
         # the host itself may take the time for the next batch, which workers would deliver earlier
         late = replay.waits_for_batches() / replay.whole_ns
         hidden = 0 < late < cost and 2 * frac < cost and one.id != _SLOWED[0]
-        hidden |= one.id in _MAY_WAIT and 2 * frac < min(cost, _if_host_waits(one, replay, time))
+        if one.id in _MAY_WAIT:  # for the transfer, in all that the host does meanwhile
+            waits = replace(one, fix="with-others")
+            hidden |= 2 * frac < min(cost, _share([waits], replay, time))
         return None if hidden or (unknown and frac < NO_GAIN) else frac
     return None
-
-
-def _if_host_waits(one: Finding, replay: Replay, time: DeviceTime) -> float:
-    """Return the gain of a shorter transfer if all that the host does meanwhile waits for it."""
-    return _share([replace(one, fix="with-others")], replay, time)
 
 
 def _change(one: Finding) -> str:

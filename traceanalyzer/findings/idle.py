@@ -454,9 +454,10 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     if cause == causes.MODULE_LOADING and launching.are_first_launches(losses, answers):
         return True
     if not time.in_steps:
-        one = cause in causes.FIRST_USE and _is_in_few(losses, _ONE)
-        few = cause in causes.FIRST_USE and _is_in_few(losses, _FEW, _MANY)
-        return one or few or (cause == causes.LAUNCH and result.is_once(cause))
+        is_late = cause == causes.LAUNCH
+        may_be = cause in causes.FIRST_USE or (is_late and _is_within_setup(result, losses))
+        few = may_be and (_is_in_few(losses, _ONE) or _is_in_few(losses, _FEW, _MANY))
+        return few or (is_late and result.is_once(cause))
     begin = pl.col("start").min().over(DEVICE)
     first = time.windows.drop_nulls("step").filter(
         pl.col("start") == begin, pl.len().over(DEVICE) >= _ENOUGH_STEPS
@@ -464,6 +465,12 @@ def _is_once(cause: str, result: GpuIdle, losses: pl.DataFrame, answers: Answers
     in_first = losses.join(first, on=[*DEVICE, "step"], how="semi", nulls_equal=True)
     least = causes.SETUP_FRAC * int(losses["lost_ns"].sum())
     return int(in_first["lost_ns"].sum()) >= least and launching.is_set_up(cause, result, answers)
+
+
+def _is_within_setup(result: GpuIdle, losses: pl.DataFrame) -> bool:
+    """Whether most late launches are a part of gaps for other causes, and one of these is setup."""
+    alone = int(result.of_cause(causes.LAUNCH)["cause_ns"].sum())
+    return 2 * alone < losses["lost_ns"].sum() and any(map(result.is_once, causes.FIRST_USE))
 
 
 def _is_in_few(losses: pl.DataFrame, few: int, least: int = 0) -> bool:

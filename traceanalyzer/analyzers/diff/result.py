@@ -257,9 +257,8 @@ _STEP = {"step": "A typical step (mean of the middle half)", "mean": "The mean s
 _OUTCOMES: dict[str, str] = {"not judged": "Not enough steps to tell"}
 #: Number of steps that is usually enough.
 _ENOUGH = 10
-_HALVE = "4 times as many halve the noise"
 #: How to know more, from the number of steps.
-_RECORD = "ecord more steps ({}), or several runs of each version (--more-before, --more-after)."
+_RECORD = "record more steps ({}), or several runs of each version (--more-before, --more-after)."
 
 
 def _verdict(result: Diff) -> str:
@@ -316,13 +315,13 @@ def _outcome(result: Diff, measure: Measure, *, judged: bool) -> str:
     middle = f"{BASIS[measure.name]}; " if measure.in_steps else ""
     noise, spread = measure.noise_frac, noise_text(measure.noise_frac)
     many = measure.in_steps and (result.runs["steps"].min() or 0) >= _ENOUGH  # type: ignore[operator]
-    record = _RECORD.format(_HALVE if many else f"{_ENOUGH} in each run")
+    record = _RECORD.format("4 times as many halve the noise" if many else f"{_ENOUGH} in each run")
     change = "" if measure.change_frac is None else f"{format_change(measure.change_frac)}, "
     limit = ""
     if measure.outcome == "not judged":
-        limit = f" R{record}"
+        limit = f" {record.capitalize()}"
     elif measure.outcome == "no change" and (noise or 0) > _NOISY_FRAC:
-        limit = f" Only changes above {format_frac(noise)} are significant: r{record}"
+        limit = f" Only changes above {format_frac(noise)} are significant: {record}"
     same = "for the same work, " if measure.work != 1 else ""
     values = (measure.after, measure.before)
     after, before = (format_weight(value, measure.unit) for value in values)
